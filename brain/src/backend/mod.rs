@@ -1,0 +1,51 @@
+//! The engine's seam to a device.
+
+use crate::sched::types::{Step, StepOutput};
+
+/// What an executor can hold and compute. Fixed from its creation on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Tokens of the vocabulary.
+    pub vocab_size: usize,
+    /// Prompt and answer together, at most.
+    pub max_model_len: usize,
+    /// Input rows of one step, at most.
+    pub max_rows: usize,
+    /// Sequences of one step, at most.
+    pub max_seqs: usize,
+    /// Drafts per round, at most; 0 without a drafter.
+    pub max_drafts: usize,
+    /// Slots of a block of the full-attention group.
+    pub full_block_size: usize,
+    /// Blocks of the full-attention group.
+    pub full_blocks: usize,
+    /// Slots of a block of the sliding group.
+    pub sliding_block_size: usize,
+    /// Blocks of the sliding group.
+    pub sliding_blocks: usize,
+    /// Keys a sliding layer sees, the query's own included.
+    pub window: usize,
+}
+
+/// A failed step. Nothing of it counts: the scheduler may run it again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the {device} could not compute a step: {reason}")]
+pub struct ExecError {
+    /// "cpu", "cuda" or "fake".
+    pub device: &'static str,
+    /// What went wrong.
+    pub reason: String,
+}
+
+/// Computes steps. One owner, one thread.
+///
+/// Contract: the result of a sequence depends on nothing but that sequence's own tokens,
+/// positions and parameters, bit for bit: not on the other sequences of the step, not on how its
+/// tokens were cut into steps, not on the drafts.
+pub trait Executor: Send {
+    /// Its fixed limits.
+    fn limits(&self) -> &Limits;
+
+    /// Runs one step: writes keys and values of every row, samples, verifies and drafts.
+    fn run(&mut self, step: &Step) -> Result<StepOutput, ExecError>;
+}

@@ -1,0 +1,3 @@
+//! The `brain` program.
+
+fn main() {}

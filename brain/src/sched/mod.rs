@@ -1,0 +1,6 @@
+//! The scheduler's pure core: no socket, clock, thread, file or device.
+//!
+//! `plan(now)` says what to compute next, `commit(output)` takes the result in. Everything here is
+//! a function of its arguments, so that property tests and the engine thread drive the same code.
+
+pub mod types;

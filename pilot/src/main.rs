@@ -1,0 +1,3 @@
+//! The `pilot` program.
+
+fn main() {}
