@@ -11,7 +11,21 @@
 //! Result texts never hold an absolute path, a time or a process id: the same run on another
 //! machine must read the same.
 
+pub mod append;
+pub mod bash;
+pub mod beneath;
+pub mod change;
+pub mod declare;
+pub mod edit;
 pub mod facts;
+pub mod finish;
+pub mod limit;
+pub mod ls;
+pub mod process;
+pub mod read;
+pub mod spool;
+pub mod supervisor;
+pub mod write;
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
@@ -191,4 +205,20 @@ impl Toolbox {
             .map(|declaration| declaration.name)
             .collect()
     }
+}
+
+/// pilot's own tools. Without `allow_bash` the model is not told of `bash`.
+pub fn toolbox(allow_bash: bool) -> Toolbox {
+    let mut tools: Vec<Arc<dyn Tool>> = vec![
+        Arc::new(read::Read),
+        Arc::new(write::Write),
+        Arc::new(append::Append),
+        Arc::new(edit::Edit),
+        Arc::new(ls::Ls),
+    ];
+    if allow_bash {
+        tools.push(Arc::new(bash::Bash::of_this_program()));
+    }
+    tools.push(Arc::new(finish::Finish));
+    Toolbox::new(tools)
 }
