@@ -78,7 +78,7 @@ fn journal_code(error: &JournalError) -> u8 {
     match error {
         JournalError::Locked { .. } => exit::STORE_LOCKED,
         JournalError::Damaged { .. } | JournalError::Newer { .. } => exit::STORE_DAMAGED,
-        JournalError::UnknownRun(_) => exit::UNKNOWN_RUN,
+        JournalError::UnknownRun(_) | JournalError::NoStore(_) => exit::UNKNOWN_RUN,
         _ => exit::STORE_IO,
     }
 }

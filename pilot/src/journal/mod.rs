@@ -1,5 +1,14 @@
 //! Where a run's facts are kept.
 
+pub mod codec;
+pub mod disk;
+pub mod fault;
+mod guard;
+mod high_water;
+mod lock;
+pub mod memory;
+pub mod sled;
+
 use std::path::PathBuf;
 
 use crate::run::entry::{Entry, RunId};
@@ -103,6 +112,9 @@ pub enum JournalError {
         /// What is not understood.
         what: String,
     },
+    /// There is no store.
+    #[error("no store at {0}; `pilot run` makes one, --store names another")]
+    NoStore(PathBuf),
     /// No such run.
     #[error("no run {0} in this store; `pilot list` shows those there are")]
     UnknownRun(String),
