@@ -10,8 +10,9 @@ from pathlib import Path
 
 import task
 
-MARGIN = 256
-LOSS_BIT = 0x8000
+MARGIN, TOOL_CALL, STOP, QUOTE = 256, 48, 50, 52
+LOSS_BIT, FREE_BIT = 0x8000, 0x4000
+FREE_ARGUMENTS = ("bash", "finish")
 SMALLEST_LIMIT, LIMIT = 1536, 4096
 
 
@@ -36,11 +37,11 @@ def declaration(function):
 TOOLS = "".join(declaration(t["function"]) for t in json.loads((Path(__file__).parent / "tools.json").read_text()))
 
 
-def head_text(goal, compacted):
-    """Everything before the first step."""
+def head_text(goal, compacted, brief=False):
+    """Everything before the first step; `brief` leaves the tool declarations out (used early in training only)."""
     goal += task.COMPACTED if compacted else ""
     return (
-        f"<bos><|turn>system\n{task.SYSTEM_PROMPT}{TOOLS}<turn|>\n<|turn>user\n{goal}<turn|>\n"
+        f"<bos><|turn>system\n{task.SYSTEM_PROMPT}{'' if brief else TOOLS}<turn|>\n<|turn>user\n{goal}<turn|>\n"
         "<|turn>model\n<|channel>thought\n<channel|>"
     )
 
@@ -70,10 +71,10 @@ def keep_latest(lengths, limit):
 class Transcript:
     """An append-only prompt with pilot's compaction. `window` holds the visible (exchange, segment tokens)."""
 
-    def __init__(self, encode, goal, limit):
-        self.encode, self.goal, self.limit = encode, goal, limit
+    def __init__(self, encode, goal, limit, brief=False):
+        self.encode, self.goal, self.limit, self.brief = encode, goal, limit, brief
         self.window, self.compactions = [], 0
-        self.tokens = encode(head_text(goal, False))
+        self.tokens = encode(head_text(goal, False, brief))
         self.loss_from = []
 
     def visible(self):
@@ -85,15 +86,17 @@ class Transcript:
     def compact(self):
         kept = keep_latest([len(s) for _, s in self.window], self.limit)
         self.window = self.window[len(self.window) - kept:]
-        self.tokens = self.encode(head_text(self.goal, True))
+        self.tokens = self.encode(head_text(self.goal, True, self.brief))
         self.loss_from = []
         for _, segment in self.window:
             self.tokens += segment
         self.compactions += 1
 
     def add(self, exchange, own):
-        """Appends one step: the model's tokens `own`, then the answer's."""
-        self.loss_from.append((len(self.tokens), len(self.tokens) + len(own)))
+        """Appends one step: the model's tokens `own` (with FREE_BIT where the teacher chose freely), then the answer's."""
+        start = len(self.tokens)
+        self.loss_from += [(start + i, LOSS_BIT | (t & FREE_BIT)) for i, t in enumerate(own)]
+        own = [t & ~FREE_BIT for t in own]
         segment = own if exchange.name == "finish" else own + self.encode(answer_text(exchange))
         self.tokens = self.tokens + segment
         self.window.append((exchange, segment))
@@ -101,16 +104,23 @@ class Transcript:
     def row(self):
         """Tokens of the current prompt, those with loss marked by LOSS_BIT."""
         row = list(self.tokens)
-        for start, end in self.loss_from:
-            for i in range(start, end):
-                row[i] |= LOSS_BIT
+        for i, bits in self.loss_from:
+            row[i] |= bits
         return row
 
 
-def teacher_rows(encode, rng, count, limit, demo=False):
+def own_tokens(encode, exchange):
+    """The model's tokens of one step; FREE_BIT marks the remark, the choice to make one, and freely chosen arguments."""
+    own = encode(call_text(exchange))
+    call, value = own.index(TOOL_CALL), own.index(QUOTE)
+    end = len(own) - 4 if exchange.name in FREE_ARGUMENTS else 0
+    return [t | FREE_BIT if i <= call or value < i < end else t for i, t in enumerate(own)]
+
+
+def teacher_rows(encode, rng, count, limit, demo=False, brief=False):
     """Rows of one taught run, or None if this limit hides from the teacher what it needs."""
     ws = task.make_workspace(rng, count, demo)
-    transcript, rows = Transcript(encode, ws.goal, limit), []
+    transcript, rows = Transcript(encode, ws.goal, limit, brief), []
     while True:
         if transcript.full():
             if transcript.loss_from:
@@ -122,7 +132,7 @@ def teacher_rows(encode, rng, count, limit, demo=False):
             exchange = task.step(ws, transcript.visible(), rng)
         except StopIteration:
             return None
-        own = encode(call_text(exchange))
+        own = own_tokens(encode, exchange)
         exchange.result = task.perform(ws, exchange.name, exchange.args)
         transcript.add(exchange, own)
         if exchange.name == "finish":
@@ -130,12 +140,12 @@ def teacher_rows(encode, rng, count, limit, demo=False):
             return rows if task.oracle(ws) == [] and max(map(len, rows)) <= limit else None
 
 
-def random_rows(encode, rng, most, limit=LIMIT):
+def random_rows(encode, rng, most, limit=LIMIT, brief=False):
     """Rows of a random run of at most `most` records and any limit up to `limit` that suits it."""
     while True:
         count = rng.randint(1, most)
         chosen = limit if rng.random() < 0.5 else rng.randint(SMALLEST_LIMIT, limit)
-        rows = teacher_rows(encode, rng, count, chosen, demo=rng.random() < 0.5)
+        rows = teacher_rows(encode, rng, count, chosen, rng.random() < 0.5, brief)
         if rows is not None:
             return rows
 
