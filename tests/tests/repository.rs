@@ -1,0 +1,309 @@
+//! Rules of the repository itself: what no compiler checks and a reviewer would have to.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test fails by panicking"
+)]
+
+use std::{fs, path::PathBuf, process::Command};
+
+const MAX_LINES: usize = 700;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .canonicalize()
+        .unwrap()
+}
+
+/// A tracked text file, by its path from the root.
+struct File {
+    path: String,
+    text: String,
+}
+
+fn tracked() -> Vec<File> {
+    let listed = Command::new("git")
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .current_dir(root())
+        .output()
+        .expect("git lists the files");
+    assert!(
+        listed.status.success(),
+        "git ls-files: {}",
+        String::from_utf8_lossy(&listed.stderr)
+    );
+    let files: Vec<File> = String::from_utf8(listed.stdout)
+        .unwrap()
+        .split_terminator('\0')
+        .filter_map(|path| {
+            // Deleted but not committed, or not text.
+            let text = fs::read_to_string(root().join(path)).ok()?;
+            Some(File {
+                path: path.to_owned(),
+                text,
+            })
+        })
+        .collect();
+    assert!(
+        files
+            .iter()
+            .any(|file| file.path == "tests/tests/repository.rs"),
+        "nothing listed"
+    );
+    files
+}
+
+fn is_code(path: &str) -> bool {
+    let extension = path.rsplit_once('.').map_or("", |(_, extension)| extension);
+    matches!(
+        extension,
+        "rs" | "py" | "sh" | "cu" | "cuh" | "proto" | "c" | "h"
+    ) || matches!(path, "tests/run" | ".ci/run")
+        || path.starts_with("tests/long/")
+}
+
+/// Every line of `files` that `wrong` finds something in, as `path:line: what`.
+fn findings<'f>(
+    files: impl IntoIterator<Item = &'f File>,
+    wrong: impl Fn(&str) -> Option<String>,
+) -> Vec<String> {
+    files
+        .into_iter()
+        .flat_map(|file| {
+            let wrong = &wrong;
+            file.text
+                .lines()
+                .enumerate()
+                .filter_map(move |(number, line)| {
+                    wrong(line).map(|what| format!("{}:{}: {what}", file.path, number + 1))
+                })
+        })
+        .collect()
+}
+
+fn assert_none(findings: Vec<String>, rule: &str) {
+    assert!(findings.is_empty(), "{rule}\n{}", findings.join("\n"));
+}
+
+#[test]
+fn a_file_of_code_is_one_idea() {
+    let long: Vec<_> = tracked()
+        .iter()
+        .filter(|file| is_code(&file.path))
+        .map(|file| (file.text.lines().count(), &file.path))
+        .filter(|(lines, _)| *lines > MAX_LINES)
+        .map(|(lines, path)| format!("{path}: {lines} lines"))
+        .collect();
+    assert_none(long, "split these files:");
+}
+
+/// What a pure core may not name. `Duration` is a value and allowed.
+const IMPURE: &[&str] = &[
+    "std::fs",
+    "std::io",
+    "std::net",
+    "std::thread",
+    "std::process",
+    "std::env",
+    "Instant",
+    "SystemTime",
+    "tokio",
+    "tonic",
+    "sled::",
+    "rustix",
+    "rand::rng",
+    "thread_rng",
+    "println!",
+    "eprintln!",
+];
+
+#[test]
+fn the_two_cores_are_pure() {
+    let files = tracked();
+    let cores = files.iter().filter(|file| {
+        file.path.starts_with("brain/src/sched/") || file.path.starts_with("pilot/src/run/")
+    });
+    let mut seen = 0;
+    let mut impure = Vec::new();
+    for file in cores {
+        seen += 1;
+        // Tests of a core may use what they like.
+        let code = file.text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default();
+            for word in IMPURE.iter().filter(|word| has_word(code, word)) {
+                impure.push(format!("{}:{}: {word}", file.path, number + 1));
+            }
+        }
+    }
+    assert!(seen > 0, "the cores have moved: correct this test");
+    assert_none(
+        impure,
+        "a pure core holds no socket, clock, thread, file or device:",
+    );
+}
+
+/// Whether `word` stands in `code` with no letter or digit before or after it.
+fn has_word(code: &str, word: &str) -> bool {
+    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    code.match_indices(word).any(|(at, _)| {
+        !is_part(code[..at].chars().next_back()) && !is_part(code[at + word.len()..].chars().next())
+    })
+}
+
+/// Split in two so that this file does not hold what it looks for.
+const FORBIDDEN: &[(&str, &str, &str)] = &[
+    ("/wo", "rk/", "a path of one machine"),
+    ("/ho", "me/", "a path of one machine"),
+    ("/ro", "ot/", "a path of one machine"),
+    ("../sha", "red", "a folder outside the repository"),
+    ("TO", "DO", "unfinished"),
+    ("FIX", "ME", "unfinished"),
+    ("todo", "!(", "unfinished"),
+    ("unimplemented", "!(", "unfinished"),
+    ("crates", ".io/api", "a registry's host"),
+    ("index.crates", ".io", "a registry's host"),
+    ("pypi", ".org", "a registry's host"),
+    ("deb.debian", ".org", "a registry's host"),
+    ("<<<<", "<<<", "a merge left open"),
+];
+
+#[test]
+fn no_file_speaks_of_a_machine_or_of_unfinished_work() {
+    let files = tracked();
+    let ours = files.iter().filter(|file| {
+        !matches!(file.path.as_str(), "Cargo.lock" | "LICENSE") && !file.path.ends_with(".json")
+    });
+    let found = findings(ours, |line| {
+        FORBIDDEN
+            .iter()
+            .find(|(head, tail, _)| line.contains(&format!("{head}{tail}")))
+            .map(|(head, tail, what)| format!("`{head}{tail}`: {what}"))
+    });
+    assert_none(found, "these lines do not belong in the repository:");
+}
+
+#[test]
+fn every_allowed_unwrap_has_a_reason() {
+    let files = tracked();
+    let rust = files.iter().filter(|file| file.path.ends_with(".rs"));
+    let found = findings(rust, |line| {
+        let line = line.trim();
+        let allowed = line.starts_with("#[allow(") || line.starts_with("#![allow(");
+        let lint = line.contains("clippy::unwrap_used") || line.contains("clippy::expect_used");
+        (allowed && lint && line.ends_with(")]") && !line.contains("reason"))
+            .then(|| "say why in `reason = \"…\"`".to_owned())
+    });
+    assert_none(found, "an allowed unwrap without its proof:");
+}
+
+#[test]
+fn crates_share_versions_and_lints_and_have_no_features() {
+    let members = ["proto", "kernels", "brain", "pilot", "tests"];
+    for member in members {
+        let path = root().join(member).join("Cargo.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(
+            text.contains("[lints]\nworkspace = true"),
+            "{member}: inherit the lints"
+        );
+        assert!(
+            !text.contains("[features]"),
+            "{member}: one binary everywhere, no features"
+        );
+        let own_version = text.lines().find(|line| {
+            let value = line.split_once('=').map_or("", |(_, value)| value.trim());
+            value.starts_with('"')
+                && value[1..].starts_with(|c: char| c.is_ascii_digit() || c == '=')
+        });
+        assert_eq!(
+            own_version, None,
+            "{member}: versions belong in the workspace's Cargo.toml"
+        );
+    }
+}
+
+#[test]
+fn every_dependency_has_an_allowed_licence_and_source() {
+    let deny = fs::read_to_string(root().join("deny.toml")).unwrap();
+    let allow = deny
+        .split_once("allow = [")
+        .unwrap()
+        .1
+        .split_once(']')
+        .unwrap()
+        .0;
+    let allowed: Vec<&str> = allow.split('"').skip(1).step_by(2).collect();
+    let metadata = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(
+        metadata.status.success(),
+        "{}",
+        String::from_utf8_lossy(&metadata.stderr)
+    );
+    let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
+    let packages = metadata["packages"].as_array().unwrap();
+    assert!(packages.len() > 100, "only {} packages", packages.len());
+    let refused: Vec<_> = packages
+        .iter()
+        .filter(|package| {
+            let licence = package["license"].as_str().unwrap_or_default();
+            let source = package["source"].as_str();
+            let registry = source.is_none_or(|source| source.starts_with("registry+"));
+            !registry || !satisfied(licence, &allowed)
+        })
+        .map(|package| {
+            format!(
+                "{}: {} from {}",
+                package["name"], package["license"], package["source"]
+            )
+        })
+        .collect();
+    assert_none(refused, "deny.toml does not allow these dependencies:");
+}
+
+/// Whether an SPDX expression (AND binds tighter than OR; `/` is an old OR) is met by `allowed`.
+fn satisfied(expression: &str, allowed: &[&str]) -> bool {
+    let expression = expression.replace(" / ", " OR ").replace('/', " OR ");
+    // The one form with brackets in use is `(A OR B) AND C`.
+    if let Some((group, rest)) = expression
+        .strip_prefix('(')
+        .and_then(|rest| rest.split_once(") AND "))
+    {
+        return satisfied(group, allowed) && satisfied(rest, allowed);
+    }
+    expression.split(" OR ").any(|option| {
+        option
+            .split(" AND ")
+            .all(|one| allowed.contains(&one.trim()))
+    })
+}
+
+#[test]
+fn licence_expressions_are_read_right() {
+    let allowed = ["MIT", "ISC"];
+    for (expression, met) in [
+        ("MIT", true),
+        ("GPL-3.0", false),
+        ("GPL-3.0 OR MIT", true),
+        ("GPL-3.0/MIT", true),
+        ("MIT AND GPL-3.0", false),
+        ("MIT AND ISC", true),
+        ("(MIT OR GPL-3.0) AND ISC", true),
+        ("(MIT OR GPL-3.0) AND GPL-3.0", false),
+        ("", false),
+    ] {
+        assert_eq!(satisfied(expression, &allowed), met, "{expression}");
+    }
+}
