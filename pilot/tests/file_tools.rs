@@ -1,4 +1,5 @@
 //! The file tools on a real workspace: results, escapes, and every state a crash can leave.
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
 use std::{
     fs,

@@ -185,8 +185,8 @@ impl Job {
     }
 
     fn describe(&self, record: &ExitRecord) -> io::Result<ToolOutput> {
-        let mut output = load(&self.spool.folder().join("stdout"))?;
-        let errors = load(&self.spool.folder().join("stderr"))?;
+        let mut output = load(&self.spool.folder().join("stdout"), record.output[0])?;
+        let errors = load(&self.spool.folder().join("stderr"), record.output[1])?;
         if !output.is_empty() && !output.ends_with('\n') && !errors.is_empty() {
             output.push('\n');
         }
@@ -247,13 +247,13 @@ fn cannot_run(e: io::Error) -> ToolOutput {
     ToolOutput::error(format_args!("the command could not be run: {}", e.kind()))
 }
 
-fn load(path: &Path) -> io::Result<String> {
+fn load(path: &Path, len: u64) -> io::Result<String> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(String::new()),
         Err(e) => return Err(e),
     };
     let mut bytes = Vec::new();
-    file.take(MAX_OUTPUT).read_to_end(&mut bytes)?;
+    file.take(len.min(MAX_OUTPUT)).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

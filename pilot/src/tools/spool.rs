@@ -55,6 +55,9 @@ pub enum Ending {
 pub struct ExitRecord {
     /// How it ended.
     pub ending: Ending,
+    /// Bytes of standard output and standard error at that moment. What comes later (the shell's
+    /// words about the children that were stopped) is not the command's.
+    pub output: [u64; 2],
     /// Every process of the command is gone.
     pub all_dead: bool,
 }
@@ -200,6 +203,12 @@ impl Spool {
             .create(true)
             .mode(0o600)
             .open(self.folder.join(name))
+    }
+
+    /// Bytes in the files of standard output and standard error.
+    pub fn output_len(&self) -> io::Result<[u64; 2]> {
+        let len = |name: &str| fs::metadata(self.folder.join(name)).map(|found| found.len());
+        Ok([len("stdout")?, len("stderr")?])
     }
 
     /// Writes the exit record, after the output, in one step.

@@ -2,7 +2,7 @@
 //! pilot. It writes to its spool folder and talks to nobody.
 
 use std::{
-    fs, io,
+    io,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -56,6 +56,7 @@ pub fn supervise(folder: PathBuf) -> io::Result<()> {
         Ok(child) => watch(&spool, child, Duration::from_secs(request.timeout_s))?,
         Err(_) => ExitRecord {
             ending: Ending::NotStarted,
+            output: [0, 0],
             all_dead: true,
         },
     };
@@ -92,22 +93,22 @@ fn watch(spool: &Spool, mut child: Child, timeout: Duration) -> io::Result<ExitR
             Ok(status) => break Ending::Exit(code(status?)),
             Err(RecvTimeoutError::Disconnected) => return Err(io::Error::other("wait failed")),
             Err(RecvTimeoutError::Timeout) if left.is_zero() => break Ending::TimedOut,
-            Err(RecvTimeoutError::Timeout) if too_much(spool)? => break Ending::TooMuchOutput,
+            Err(RecvTimeoutError::Timeout)
+                if spool.output_len()?.iter().any(|len| *len > MAX_OUTPUT) =>
+            {
+                break Ending::TooMuchOutput;
+            }
             Err(RecvTimeoutError::Timeout) => {}
         }
     };
+    let output = spool.output_len()?;
     // Also after a normal end: what was left in the background ends with the command.
     let all_dead = process::end_family(GRACE)?;
-    Ok(ExitRecord { ending, all_dead })
-}
-
-fn too_much(spool: &Spool) -> io::Result<bool> {
-    for name in ["stdout", "stderr"] {
-        if fs::metadata(spool.folder().join(name))?.len() > MAX_OUTPUT {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Ok(ExitRecord {
+        ending,
+        output,
+        all_dead,
+    })
 }
 
 fn code(status: ExitStatus) -> i32 {
