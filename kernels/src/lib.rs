@@ -1,1 +1,32 @@
-//! Compute kernels for the GPU.
+//! Compute kernels for the GPU, compiled at build time and carried inside the program.
+//!
+//! `cuda/` holds one unit per family of operations; each becomes an [`Image`] with machine code
+//! for Hopper and Blackwell. [`abi`] holds the parameter block of every kernel. Loading and
+//! launching is the backend's business.
+
+pub mod abi;
+
+/// A unit's machine code for every target.
+#[derive(Clone, Copy, Debug)]
+pub struct Image {
+    /// Name of the unit: `cuda/NAME.cu`.
+    pub unit: &'static str,
+    /// The fatbin that the driver loads; empty when built without nvcc.
+    pub fatbin: &'static [u8],
+}
+
+/// Every unit's image.
+pub static IMAGES: &[Image] = &include!(concat!(env!("OUT_DIR"), "/images.rs"));
+
+/// Compute capabilities that the images have code for.
+pub const TARGETS: &[(u32, u32)] = &[(9, 0), (10, 0), (10, 3), (12, 0), (12, 1)];
+
+/// Whether the program was built with kernels.
+pub fn present() -> bool {
+    IMAGES.iter().all(|image| !image.fatbin.is_empty())
+}
+
+/// The image of a unit.
+pub fn image(unit: &str) -> Option<&'static Image> {
+    IMAGES.iter().find(|image| image.unit == unit)
+}

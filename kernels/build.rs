@@ -1,0 +1,148 @@
+//! Compiles every unit of `cuda/` into one fatbin for all targets and writes the table of images.
+//!
+//! nvcc is found through `MARATHON_NVCC` (the program, or the folder that holds it), else on
+//! `PATH`. Without one the images are empty: the workspace builds anywhere, and the program says
+//! at start that it has no kernels.
+#![allow(
+    clippy::print_stdout,
+    reason = "cargo reads a build script's standard output"
+)]
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+/// A unit: `cuda/NAME.cu`. Each becomes an image of the same name.
+const UNITS: &[&str] = &["linear", "linear_large", "pack"];
+
+/// Exact targets, no PTX: a missing image is a clear error, never a slow surprise.
+const TARGETS: &[&str] = &["90a", "100a", "103a", "120a", "121a"];
+
+/// `-fmad=false`: a fused multiply-add stands only where the source says so, in every instance of a
+/// template alike.
+const FLAGS: &[&str] = &[
+    "-O3",
+    "-std=c++17",
+    "-fmad=false",
+    "-fatbin",
+    "--compress-mode=size",
+];
+
+fn main() -> io::Result<()> {
+    println!("cargo::rerun-if-env-changed=MARATHON_NVCC");
+    println!("cargo::rerun-if-changed=cuda");
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or_else(|| missing("OUT_DIR"))?);
+    let root = PathBuf::from(
+        env::var_os("CARGO_MANIFEST_DIR").ok_or_else(|| missing("CARGO_MANIFEST_DIR"))?,
+    );
+    match find_nvcc() {
+        Some(nvcc) => compile_all(&nvcc, &root.join("cuda"), &out)?,
+        None => {
+            println!(
+                "cargo::warning=no nvcc on PATH or in MARATHON_NVCC: built without GPU kernels"
+            );
+            for unit in UNITS {
+                fs::write(image_path(&out, unit), b"")?;
+            }
+        }
+    }
+    write_table(&out)
+}
+
+fn missing(variable: &str) -> io::Error {
+    io::Error::other(format!("{variable} is not set; run this through cargo"))
+}
+
+fn image_path(out: &Path, unit: &str) -> PathBuf {
+    out.join(format!("{unit}.fatbin"))
+}
+
+fn find_nvcc() -> Option<PathBuf> {
+    if let Some(place) = env::var_os("MARATHON_NVCC").filter(|p| !p.is_empty()) {
+        let place = PathBuf::from(place);
+        let program = if place.is_dir() {
+            place.join("nvcc")
+        } else {
+            place
+        };
+        if !program.is_file() {
+            println!(
+                "cargo::warning=MARATHON_NVCC names no file: {}",
+                program.display()
+            );
+        }
+        return program.is_file().then_some(program);
+    }
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path)
+        .map(|dir| dir.join("nvcc"))
+        .find(|p| p.is_file())
+}
+
+/// Units in parallel, as many at a time as cargo grants jobs.
+fn compile_all(nvcc: &Path, sources: &Path, out: &Path) -> io::Result<()> {
+    let jobs = env::var("NUM_JOBS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(1usize);
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs.clamp(1, UNITS.len()))
+            .map(|_| {
+                scope.spawn(|| {
+                    while let Some(unit) = UNITS.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        compile(nvcc, sources, unit, out)?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker
+                .join()
+                .map_err(|_| io::Error::other("a compile thread panicked"))?
+        })
+    })
+}
+
+fn compile(nvcc: &Path, sources: &Path, unit: &str, out: &Path) -> io::Result<()> {
+    let source = sources.join(format!("{unit}.cu"));
+    let mut command = Command::new(nvcc);
+    command.args(FLAGS).arg("-I").arg(sources.join("include"));
+    for target in TARGETS {
+        command
+            .arg("-gencode")
+            .arg(format!("arch=compute_{target},code=sm_{target}"));
+    }
+    let run = command
+        .arg("-o")
+        .arg(image_path(out, unit))
+        .arg(&source)
+        .output()?;
+    if run.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "{} failed on {}:\n{}",
+        nvcc.display(),
+        source.display(),
+        String::from_utf8_lossy(&run.stderr)
+    )))
+}
+
+fn write_table(out: &Path) -> io::Result<()> {
+    let mut table = String::from("[\n");
+    for unit in UNITS {
+        let path = image_path(out, unit);
+        table.push_str(&format!(
+            "    Image {{ unit: {unit:?}, fatbin: include_bytes!({:?}) }},\n",
+            path.display().to_string()
+        ));
+    }
+    table.push_str("]\n");
+    fs::write(out.join("images.rs"), table)
+}

@@ -1,0 +1,145 @@
+// Packed weights: how a matrix lies in device memory, and how its codes become mma fragments.
+//
+// W [n][k] is cut into tiles of 16 rows, and a tile into granules of 64 columns, in order of k.
+// A granule holds four 16x16 blocks; a block holds, lane by lane, the A fragment of
+// mma.m16n8k16: with g = lane / 4 and t = lane % 4
+//   a0 = (row g, k 2t 2t+1)      a1 = (row g+8, k 2t 2t+1)
+//   a2 = (row g, k 2t+8 2t+9)    a3 = (row g+8, k 2t+8 2t+9)
+// so a warp reads whole 128-byte lines and no element changes lanes on its way to the tensor core.
+// Rows and columns past n and k are zero.
+//
+//   bf16   a lane's 16 bytes are one fragment; a granule is 4 x 512 bytes
+//   FP8    a lane's 16 bytes are two fragments of E4M3 codes; a granule is 2 x 512 bytes. In each
+//          word bytes 0 and 2 are the pair of the even register, bytes 1 and 3 of the odd one
+//   NVFP4  a lane's 16 bytes are four fragments of E2M1 codes; a granule is 512 bytes. In each half
+//          word (low: first of every pair, high: second) sign and magnitude of register
+//          0 are bits 15 and 8..6, of 1 bits 12 and 5..3, of 2 bits 14 and 2..0, of 3 bits 13 and
+//          11..9. Block scales: 64 bytes a granule, for g = 0..7 four bytes of row g, then four of
+//          row g+8. A byte e5m3 is 2^(e-10) (1 + m/8): every positive E4M3 value has one, and no
+//          subnormals are left to treat
+// FP8 and NVFP4 values are exact in bf16 (NVFP4 times its block scale too: six significant bits,
+// off by the factor 2^-8 that the row scale makes good). Only the row scale rounds, once, in fp32.
+#pragma once
+#include "ptx.cuh"
+
+constexpr int GRANULE = 64;       // columns
+constexpr int TILE = 16;          // rows
+constexpr int SPLITS = 8;         // of K, whatever the shape: part of the numeric definition
+constexpr float NVFP4_GAIN = 256.0f;  // the pack step folds it into the row scale
+
+// Split s covers granules [first(s), first(s+1)). Chains start at zero in each; then the sums are
+// added in order of s to a total that starts at zero.
+__host__ __device__ __forceinline__ uint32_t split_first(uint32_t split, uint32_t granules) {
+    return static_cast<uint32_t>(static_cast<uint64_t>(split) * granules / SPLITS);
+}
+
+// A stage of a pipeline is BLOCKS fragments a lane: CODES bytes, and (NVFP4) SCALES bytes, which lie
+// in shared memory as SLOT bytes. A lane copies all it reads itself, so nobody waits for anybody;
+// every address below is the lane's own.
+struct WeightsBf16 {
+    static constexpr int BLOCKS = 2;  // k16 blocks in a stage
+    static constexpr int CODES = 1024;  // bytes a stage
+    static constexpr int SCALES = 0;
+    static constexpr int SLOT = 1024;
+    static constexpr int DEPTH = 4;
+    struct Raw {
+        uint4 v[2];
+    };
+    static __device__ __forceinline__ Raw read(uint32_t codes, uint32_t) {
+        Raw r;
+        r.v[0] = load_shared16(codes);
+        r.v[1] = load_shared16(codes + 512);
+        return r;
+    }
+    template <int BLOCK>
+    static __device__ __forceinline__ void fragment(const Raw& r, uint32_t (&a)[4]) {
+        a[0] = r.v[BLOCK].x;
+        a[1] = r.v[BLOCK].y;
+        a[2] = r.v[BLOCK].z;
+        a[3] = r.v[BLOCK].w;
+    }
+};
+
+struct WeightsFp8 {
+    static constexpr int BLOCKS = 4;
+    static constexpr int CODES = 1024;
+    static constexpr int SCALES = 0;
+    static constexpr int SLOT = 1024;
+    static constexpr int DEPTH = 4;
+    struct Raw {
+        uint4 v[2];
+    };
+    static __device__ __forceinline__ Raw read(uint32_t codes, uint32_t) {
+        Raw r;
+        r.v[0] = load_shared16(codes);
+        r.v[1] = load_shared16(codes + 512);
+        return r;
+    }
+    // Bytes 1 and 3 of w: the code's bits read as bf16 are its value times 2^-120, subnormals too.
+    static __device__ __forceinline__ uint32_t expand(uint32_t w) {
+        uint32_t bits = (w & 0x80008000u) | ((w & 0x7f007f00u) >> 4);
+        return mul_bf16x2(bits, 0x7b807b80u);  // 2^120
+    }
+    template <int BLOCK>
+    static __device__ __forceinline__ void fragment(const Raw& r, uint32_t (&a)[4]) {
+        uint32_t low = BLOCK % 2 ? r.v[BLOCK / 2].z : r.v[BLOCK / 2].x;
+        uint32_t high = BLOCK % 2 ? r.v[BLOCK / 2].w : r.v[BLOCK / 2].y;
+        a[0] = expand(low << 8);
+        a[1] = expand(low);
+        a[2] = expand(high << 8);
+        a[3] = expand(high);
+    }
+};
+
+struct WeightsNvfp4 {
+    static constexpr int BLOCKS = 4;
+    static constexpr int CODES = 512;
+    static constexpr int SCALES = 64;
+    static constexpr int SLOT = 1024;
+    static constexpr int DEPTH = 5;
+    struct Raw {
+        uint4 v;
+        uint2 s;
+    };
+    static __device__ __forceinline__ Raw read(uint32_t codes, uint32_t scales) {
+        Raw r;
+        r.v = load_shared16(codes);
+        r.s = load_shared8(scales);
+        return r;
+    }
+    // Byte BLOCK of w as bf16 twice, times 2^118.
+    template <int BLOCK>
+    static __device__ __forceinline__ uint32_t scale(uint32_t w) {
+        uint32_t twice = __byte_perm(w, 0, BLOCK | 4 << 4 | BLOCK << 8 | 4 << 12);
+        return twice * 16 + 0x75807580u;
+    }
+    template <int BLOCK>
+    static __device__ __forceinline__ void fragment(const Raw& r, uint32_t (&a)[4]) {
+        uint32_t w = BLOCK == 0 ? r.v.x : BLOCK == 1 ? r.v.y : BLOCK == 2 ? r.v.z : r.v.w;
+        uint32_t upper = scale<BLOCK>(r.s.x), lower = scale<BLOCK>(r.s.y);
+        // A magnitude at bits 8..6 read as bf16 is its value times 2^-126.
+        uint32_t c0 = w & 0x81c081c0u;
+        uint32_t c1 = w << 3 & 0x81c081c0u;
+        uint32_t c2 = (w << 1 & 0x80008000u) | (w << 6 & 0x01c001c0u);
+        uint32_t c3 = (w << 2 & 0x80008000u) | (w >> 3 & 0x01c001c0u);
+        a[0] = mul_bf16x2(c0, upper);
+        a[1] = mul_bf16x2(c1, lower);
+        a[2] = mul_bf16x2(c2, upper);
+        a[3] = mul_bf16x2(c3, lower);
+    }
+};
+
+// Brings a lane's share of a stage to its slot.
+template <class W>
+__device__ __forceinline__ void copy_stage(uint32_t slot, const uint8_t* codes,
+                                           const uint8_t* scales) {
+#pragma unroll
+    for (int i = 0; i < W::CODES / 512; i++) copy_async16(slot + i * 512, codes + i * 512);
+    if (W::SCALES) copy_async8(slot + W::CODES, scales);
+}
+
+// Stages a granule takes, and bytes of its codes.
+template <class W>
+constexpr int STAGES = GRANULE / 16 / W::BLOCKS;
+template <class W>
+constexpr int GRANULE_CODES = W::CODES * STAGES<W>;
