@@ -5,4 +5,5 @@
 //! `model`, and the tokens go into the generation's log, over which every stream is a cursor.
 
 pub mod backend;
+pub mod engine;
 pub mod sched;

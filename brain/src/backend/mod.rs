@@ -1,5 +1,7 @@
 //! The engine's seam to a device.
 
+pub mod fake;
+
 use crate::sched::types::{Step, StepOutput};
 
 /// What an executor can hold and compute. Fixed from its creation on.

@@ -3,4 +3,16 @@
 //! `plan(now)` says what to compute next, `commit(output)` takes the result in. Everything here is
 //! a function of its arguments, so that property tests and the engine thread drive the same code.
 
+pub mod anchors;
+pub mod blocks;
+pub mod commit;
+pub mod depth;
+pub mod fair;
+mod plan;
+pub mod request;
+pub mod scheduler;
+pub mod sequence;
+pub mod stats;
+pub mod table;
+pub mod tokens;
 pub mod types;

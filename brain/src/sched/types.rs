@@ -60,6 +60,26 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
+    /// The likeliest token always, nothing forbidden, no stops.
+    pub fn greedy(max_tokens: u32) -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            seed: 0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: BTreeMap::new(),
+            suppressed: Vec::new(),
+            stop_tokens: Vec::new(),
+            min_tokens: 0,
+            max_tokens,
+            logprobs: 0,
+        }
+    }
+
     /// Whether choosing a token needs the tokens before it.
     pub fn reads_history(&self) -> bool {
         self.repetition_penalty != 1.0

@@ -1,0 +1,497 @@
+//! An executor without a model: a hash of the tokens so far picks the next one.
+//!
+//! It keeps tokens where others keep keys and values, and reads them back through the block
+//! tables. A wrong table, a block in two hands, a slot of a rejected draft or of an earlier owner:
+//! each is a wrong or missing token here, found at once. Drafts are right with a set chance, so
+//! every property of the scheduler and of the engine can be tested in microseconds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{ExecError, Executor, Limits};
+use crate::sched::types::{
+    BlockId, Emitted, Logprobs, SampleStep, SamplingParams, SeqOutput, SeqStep, Step, StepOutput,
+    TokenId,
+};
+
+/// What a fake executor is to be like.
+#[derive(Clone, Debug)]
+pub struct FakeOptions {
+    /// Its limits; any sizes that are not zero.
+    pub limits: Limits,
+    /// Chance of a draft to be right, 0 to 1.
+    pub right: f64,
+    /// Another model: other tokens.
+    pub model: u64,
+    /// How long a step takes at least.
+    pub step_time: Duration,
+    /// What goes wrong, by number of the step from 0.
+    pub faults: BTreeMap<u64, Fault>,
+    /// What goes wrong in every step that has this token among its inputs.
+    pub cursed: Option<(TokenId, Fault)>,
+}
+
+impl Default for FakeOptions {
+    fn default() -> Self {
+        Self {
+            limits: Limits {
+                vocab_size: 1000,
+                max_model_len: 4096,
+                max_rows: 256,
+                max_seqs: 16,
+                max_drafts: 8,
+                full_block_size: 16,
+                full_blocks: 1024,
+                sliding_block_size: 16,
+                sliding_blocks: 256,
+                window: 64,
+            },
+            right: 0.8,
+            model: 0,
+            step_time: Duration::ZERO,
+            faults: BTreeMap::new(),
+            cursed: None,
+        }
+    }
+}
+
+/// A way to go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The step fails after its rows were written.
+    Error,
+    /// The executor panics.
+    Panic,
+    /// The answer does not fit the step.
+    Nonsense,
+}
+
+/// What a slot holds: a token and its position. `None` is dead: never written, or rejected.
+type Slot = Option<(usize, TokenId)>;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct FakeExecutor {
+    options: FakeOptions,
+    full: Vec<Slot>,
+    sliding: Vec<Slot>,
+    luck: u64,
+    steps: u64,
+}
+
+impl FakeExecutor {
+    /// An executor with these options.
+    pub fn new(options: FakeOptions) -> Self {
+        let limits = &options.limits;
+        Self {
+            full: vec![None; limits.full_blocks * limits.full_block_size],
+            sliding: vec![None; limits.sliding_blocks * limits.sliding_block_size],
+            luck: 0x5eed,
+            steps: 0,
+            options,
+        }
+    }
+
+    /// The tokens that a lone, undrafted sequence of this prompt gets, computed without blocks.
+    pub fn expected(&self, prompt: &[TokenId], params: &SamplingParams) -> Vec<Emitted> {
+        let mut hash = Prefix::new(&self.options, params, prompt.len());
+        prompt.iter().for_each(|&token| hash.push(token));
+        let mut emitted = Vec::new();
+        for generated in 0..params.max_tokens {
+            let token = hash.next(params, generated);
+            hash.push(token.id);
+            emitted.push(token);
+            if emitted
+                .last()
+                .is_some_and(|last| params.stop_tokens.contains(&last.id))
+            {
+                break;
+            }
+        }
+        emitted
+    }
+
+    fn run_sequence(&mut self, rows: &SeqStep) -> Result<SeqOutput, ExecError> {
+        let table = Slots::new(&self.options.limits, rows)?;
+        // Whatever lies from the first row on belongs to nobody any more.
+        table
+            .full_from(rows.start)
+            .for_each(|slot| self.full[slot] = None);
+        table
+            .sliding_from(rows.start)
+            .for_each(|slot| self.sliding[slot] = None);
+        for (position, &token) in (rows.start..).zip(&rows.tokens) {
+            self.full[table.full(position)?] = Some((position, token));
+            self.sliding[table.sliding(position)?] = Some((position, token));
+        }
+        match &rows.sample {
+            Some(sample) => self.sample(rows, sample, &table),
+            None => self
+                .read(rows, &table, rows.tokens.len())
+                .map(|_| SeqOutput::default()),
+        }
+    }
+
+    /// The tokens before the last `unread` rows, read from the cache; the window of the rows too.
+    fn read(
+        &self,
+        rows: &SeqStep,
+        table: &Slots<'_>,
+        unread: usize,
+    ) -> Result<Vec<TokenId>, ExecError> {
+        let end = rows.start + rows.tokens.len();
+        let mut tokens = Vec::with_capacity(end);
+        for position in 0..end {
+            match self.full[table.full(position)?] {
+                Some((at, token)) if at == position => tokens.push(token),
+                other => return Err(dead("full", position, other)),
+            }
+        }
+        let window_start = (rows.start + 1).saturating_sub(self.options.limits.window);
+        for (position, &expected) in tokens.iter().enumerate().skip(window_start) {
+            match self.sliding[table.sliding(position)?] {
+                Some((at, token)) if at == position && token == expected => {}
+                other => return Err(dead("sliding", position, other)),
+            }
+        }
+        tokens.truncate(end - unread);
+        Ok(tokens)
+    }
+
+    fn sample(
+        &mut self,
+        rows: &SeqStep,
+        sample: &SampleStep,
+        table: &Slots<'_>,
+    ) -> Result<SeqOutput, ExecError> {
+        let params = &*sample.params;
+        let known = self.read(rows, table, sample.drafts)?;
+        if known.len() != sample.prompt_len + sample.generated as usize {
+            return Err(wrong(format!(
+                "{} tokens are in the cache, but {} of the prompt and {} generated",
+                known.len(),
+                sample.prompt_len,
+                sample.generated
+            )));
+        }
+        if params.reads_history() && sample.history != known {
+            return Err(wrong("the history is not what the cache holds".into()));
+        }
+        let mut hash = Prefix::new(&self.options, params, sample.prompt_len);
+        known.iter().for_each(|&token| hash.push(token));
+        let drafts = &rows.tokens[rows.tokens.len() - sample.drafts..];
+        let mut tokens = Vec::new();
+        let mut generated = sample.generated;
+        loop {
+            let token = hash.next(params, generated);
+            hash.push(token.id);
+            generated += 1;
+            let accepted = drafts.get(tokens.len()) == Some(&token.id);
+            tokens.push(token);
+            if !accepted {
+                break;
+            }
+        }
+        let dead_from = known.len() + tokens.len() - 1;
+        table
+            .full_from(dead_from)
+            .for_each(|slot| self.full[slot] = None);
+        table
+            .sliding_from(dead_from)
+            .for_each(|slot| self.sliding[slot] = None);
+
+        let mut next = Vec::with_capacity(sample.next_drafts);
+        for _ in 0..sample.next_drafts {
+            let right = hash.next(params, generated).id;
+            let draft = if self.lucky() {
+                right
+            } else {
+                (right + 1) % self.options.limits.vocab_size as TokenId
+            };
+            hash.push(draft);
+            generated += 1;
+            next.push(draft);
+        }
+        Ok(SeqOutput {
+            tokens,
+            drafts: next,
+        })
+    }
+
+    /// Differs from run to run of a request on purpose: drafts must not matter.
+    fn lucky(&mut self) -> bool {
+        self.luck = mix(self.luck.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        unit(self.luck) < self.options.right
+    }
+}
+
+impl Executor for FakeExecutor {
+    fn limits(&self) -> &Limits {
+        &self.options.limits
+    }
+
+    fn run(&mut self, step: &Step) -> Result<StepOutput, ExecError> {
+        let number = self.steps;
+        self.steps += 1;
+        if !self.options.step_time.is_zero() {
+            std::thread::sleep(self.options.step_time);
+        }
+        let limits = &self.options.limits;
+        if step.rows() > limits.max_rows || step.seqs.len() > limits.max_seqs {
+            return Err(wrong(format!(
+                "{} rows, {} sequences",
+                step.rows(),
+                step.seqs.len()
+            )));
+        }
+        one_holder(step.seqs.iter().flat_map(|rows| &rows.tables.full))?;
+        one_holder(step.seqs.iter().flat_map(|rows| &rows.tables.sliding))?;
+        let mut output = StepOutput::default();
+        for rows in &step.seqs {
+            output.seqs.push(self.run_sequence(rows)?);
+        }
+        let cursed = self
+            .options
+            .cursed
+            .filter(|(token, _)| step.seqs.iter().any(|rows| rows.tokens.contains(token)));
+        let fault = cursed
+            .map(|(_, fault)| fault)
+            .or(self.options.faults.get(&number).copied());
+        match fault {
+            None => Ok(output),
+            Some(Fault::Error) => Err(wrong("a fault was asked for".into())),
+            Some(Fault::Panic) => panic!("a panic was asked for"),
+            Some(Fault::Nonsense) => {
+                output.seqs.push(SeqOutput::default());
+                Ok(output)
+            }
+        }
+    }
+}
+
+fn wrong(reason: String) -> ExecError {
+    ExecError {
+        device: "fake",
+        reason,
+    }
+}
+
+fn dead(group: &str, position: usize, found: Slot) -> ExecError {
+    wrong(format!(
+        "position {position} of the {group} group is not there: {found:?}"
+    ))
+}
+
+fn one_holder<'a>(blocks: impl Iterator<Item = &'a BlockId>) -> Result<(), ExecError> {
+    let mut seen = BTreeSet::new();
+    for block in blocks {
+        if !seen.insert(*block) {
+            return Err(wrong(format!("{block:?} is in two places")));
+        }
+    }
+    Ok(())
+}
+
+/// Where a sequence's positions lie.
+struct Slots<'a> {
+    rows: &'a SeqStep,
+    full_block: usize,
+    sliding_block: usize,
+}
+
+impl<'a> Slots<'a> {
+    fn new(limits: &Limits, rows: &'a SeqStep) -> Result<Self, ExecError> {
+        let outside =
+            |blocks: &[BlockId], there: usize| blocks.iter().any(|block| block.0 as usize >= there);
+        if outside(&rows.tables.full, limits.full_blocks)
+            || outside(&rows.tables.sliding, limits.sliding_blocks)
+        {
+            return Err(wrong("a block outside its pool".into()));
+        }
+        let (full_block, sliding_block) = (limits.full_block_size, limits.sliding_block_size);
+        Ok(Self {
+            rows,
+            full_block,
+            sliding_block,
+        })
+    }
+
+    fn full(&self, position: usize) -> Result<usize, ExecError> {
+        let block = self.rows.tables.full.get(position / self.full_block);
+        let block = block.ok_or_else(|| wrong(format!("no full block for {position}")))?;
+        Ok(block.0 as usize * self.full_block + position % self.full_block)
+    }
+
+    fn sliding(&self, position: usize) -> Result<usize, ExecError> {
+        let tables = &self.rows.tables;
+        let block = (position / self.sliding_block)
+            .checked_sub(tables.sliding_first)
+            .and_then(|index| tables.sliding.get(index));
+        let block = block.ok_or_else(|| wrong(format!("no sliding block for {position}")))?;
+        Ok(block.0 as usize * self.sliding_block + position % self.sliding_block)
+    }
+
+    /// Slots of all positions from `start` to the end of the table.
+    fn full_from(&self, start: usize) -> impl Iterator<Item = usize> {
+        let end = self.rows.tables.full.len() * self.full_block;
+        (start..end).filter_map(|position| self.full(position).ok())
+    }
+
+    fn sliding_from(&self, start: usize) -> impl Iterator<Item = usize> {
+        let tables = &self.rows.tables;
+        let end = (tables.sliding_first + tables.sliding.len()) * self.sliding_block;
+        (start..end).filter_map(|position| self.sliding(position).ok())
+    }
+}
+
+/// Hash of a request and of its tokens so far.
+struct Prefix {
+    state: u64,
+    vocab: u64,
+}
+
+impl Prefix {
+    fn new(options: &FakeOptions, params: &SamplingParams, prompt_len: usize) -> Self {
+        let mut state = mix(options.model ^ 0x6a09_e667_f3bc_c908);
+        if params.temperature > 0.0 {
+            state = mix(state ^ params.seed);
+        }
+        if params.reads_history() {
+            state = mix(state ^ prompt_len as u64);
+        }
+        Self {
+            state,
+            vocab: options.limits.vocab_size as u64,
+        }
+    }
+
+    fn push(&mut self, token: TokenId) {
+        self.state = mix(self.state ^ mix(u64::from(token) + 1));
+    }
+
+    /// The next token, given how many were generated: the first candidate that is allowed.
+    fn next(&self, params: &SamplingParams, generated: u32) -> Emitted {
+        let early = generated < params.min_tokens;
+        let allowed = |id: &TokenId| {
+            !(params.suppressed.contains(id) || early && params.stop_tokens.contains(id))
+        };
+        let candidate = |n: u64| (mix(self.state.wrapping_add(n)) % self.vocab) as TokenId;
+        let id = (0..64).map(candidate).find(allowed);
+        // Every lucky number was forbidden: take the lowest id that is not.
+        let id = id
+            .or_else(|| (0..self.vocab as TokenId).find(allowed))
+            .unwrap_or(0);
+        let logprobs = (params.logprobs > 0).then(|| Logprobs {
+            chosen: -unit(mix(self.state ^ u64::from(id))) as f32,
+            top: (1..params.logprobs)
+                .map(|n| (candidate(u64::from(n) - 1), -(n as f32) / 8.0))
+                .collect(),
+        });
+        Emitted { id, logprobs }
+    }
+}
+
+/// A bijection on 64 bits in which every input bit moves every output bit.
+fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    x ^ (x >> 32)
+}
+
+/// A number from 0 to 1, 1 excluded.
+fn unit(x: u64) -> f64 {
+    (x >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::sched::types::{BlockTables, SeqId};
+
+    fn rows(tokens: Vec<TokenId>, start: usize, generated: u32, drafts: usize) -> SeqStep {
+        let prompt_len = start + tokens.len() - drafts - generated as usize;
+        SeqStep {
+            seq: SeqId(0),
+            tokens,
+            start,
+            tables: BlockTables {
+                full: vec![BlockId(3), BlockId(1)],
+                sliding: vec![BlockId(0), BlockId(5)],
+                sliding_first: 0,
+            },
+            sample: Some(SampleStep {
+                drafts,
+                params: Arc::new(SamplingParams::greedy(8)),
+                generated,
+                history: Vec::new(),
+                prompt_len,
+                next_drafts: 2,
+            }),
+        }
+    }
+
+    fn run(fake: &mut FakeExecutor, rows: SeqStep) -> Result<SeqOutput, ExecError> {
+        fake.run(&Step { seqs: vec![rows] })
+            .map(|mut output| output.seqs.remove(0))
+    }
+
+    #[test]
+    fn rounds_emit_what_the_definition_says() {
+        let mut fake = FakeExecutor::new(FakeOptions {
+            right: 1.0,
+            ..FakeOptions::default()
+        });
+        let expected: Vec<_> = fake
+            .expected(&[7, 8, 9], &SamplingParams::greedy(5))
+            .into_iter()
+            .map(|token| token.id)
+            .collect();
+        let first = run(&mut fake, rows(vec![7, 8, 9], 0, 0, 0)).unwrap();
+        assert_eq!(first.tokens[0].id, expected[0]);
+        assert_eq!(first.drafts, expected[1..3]);
+        let inputs = vec![expected[0], expected[1], expected[2] + 1];
+        let second = run(&mut fake, rows(inputs, 3, 1, 2)).unwrap();
+        let ids: Vec<_> = second.tokens.iter().map(|token| token.id).collect();
+        assert_eq!(ids, expected[1..3]);
+    }
+
+    #[test]
+    fn the_slot_of_a_rejected_draft_is_dead() {
+        let mut fake = FakeExecutor::new(FakeOptions::default());
+        let first = run(&mut fake, rows(vec![7, 8, 9], 0, 0, 0)).unwrap().tokens[0].id;
+        let wrong_drafts = vec![first, 999, 999];
+        assert_eq!(
+            run(&mut fake, rows(wrong_drafts, 3, 1, 2))
+                .unwrap()
+                .tokens
+                .len(),
+            1
+        );
+        let error = run(&mut fake, rows(vec![1], 5, 2, 0)).unwrap_err();
+        assert!(
+            error.reason.contains("position 4 of the full group"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_block_in_two_hands_and_a_missing_block_are_errors() {
+        let mut fake = FakeExecutor::new(FakeOptions::default());
+        let step = Step {
+            seqs: vec![rows(vec![7], 0, 0, 0), rows(vec![7], 0, 0, 0)],
+        };
+        assert!(fake.run(&step).unwrap_err().reason.contains("two places"));
+        let mut short = rows(vec![1; 20], 0, 0, 0);
+        short.tables.sliding.pop();
+        assert!(
+            run(&mut fake, short)
+                .unwrap_err()
+                .reason
+                .contains("no sliding block")
+        );
+    }
+}

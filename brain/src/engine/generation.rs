@@ -1,0 +1,273 @@
+//! A generation's log and the cursors over it.
+//!
+//! The log only grows: tokens, then an outcome. A cursor reads it from any index at its own pace.
+//! The writer never waits for a reader, and a reader that comes late or again finds everything.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::sync::watch;
+
+use super::clock::Clock;
+use crate::sched::{
+    request::{Request, RequestHash},
+    sequence::Outcome,
+    types::{DraftDepth, Emitted, SamplingParams, TokenId},
+};
+
+/// What a stream tells its reader first.
+#[derive(Clone, Debug)]
+pub struct Started {
+    /// The generation existed before this call.
+    pub attached: bool,
+    /// Identity of the request.
+    pub request_hash: RequestHash,
+    /// Input tokens.
+    pub prompt: Arc<[TokenId]>,
+    /// Sampling as resolved.
+    pub params: Arc<SamplingParams>,
+    /// Drafts as asked for.
+    pub draft: DraftDepth,
+    /// Texts that end the generation.
+    pub stop_strings: Arc<[String]>,
+    /// The marathon it belongs to; may be empty.
+    pub run_id: Arc<str>,
+}
+
+impl Started {
+    pub(super) fn of(request: &Request, request_hash: RequestHash) -> Self {
+        Self {
+            attached: false,
+            request_hash,
+            prompt: request.prompt.clone(),
+            params: request.params.clone(),
+            draft: request.draft,
+            stop_strings: request.stop_strings.clone().into(),
+            run_id: request.run_id.as_str().into(),
+        }
+    }
+}
+
+/// What a cursor reads.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LogEvent {
+    /// A round's tokens, or those of it that lie at or behind the cursor's first index.
+    Tokens {
+        /// Index of the first of them in the log.
+        index: usize,
+        /// At least one. Tokens that the client had received come without log-probabilities.
+        tokens: Vec<Emitted>,
+        /// Drafts checked in the round; 0 when the event does not begin the round.
+        drafted: usize,
+        /// Drafts emitted in the round; 0 when the event does not begin the round.
+        accepted: usize,
+    },
+    /// The end. Nothing follows.
+    Finished(Outcome),
+}
+
+/// The log of one generation.
+#[derive(Debug)]
+pub(super) struct Generation {
+    pub(super) id: String,
+    pub(super) started: Started,
+    log: Mutex<Log>,
+    /// Told of every change of the log.
+    changed: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Log {
+    tokens: Vec<Emitted>,
+    rounds: Vec<Round>,
+    outcome: Option<Outcome>,
+    readers: usize,
+    /// When the last reader left, the log was made, or it ended: whatever came last.
+    quiet_since: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    start: usize,
+    drafted: usize,
+    accepted: usize,
+}
+
+impl Generation {
+    /// A log that begins with tokens the client holds already.
+    pub(super) fn new(id: String, started: Started, received: Vec<Emitted>, now: Duration) -> Self {
+        let mut log = Log {
+            quiet_since: now,
+            ..Log::default()
+        };
+        if !received.is_empty() {
+            log.rounds.push(Round {
+                start: 0,
+                drafted: 0,
+                accepted: 0,
+            });
+            log.tokens = received;
+        }
+        Self {
+            id,
+            started,
+            log: Mutex::new(log),
+            changed: watch::Sender::new(()),
+        }
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Appends a round.
+    pub(super) fn append(&self, tokens: Vec<Emitted>, drafted: usize, accepted: usize) {
+        let mut log = self.log();
+        let start = log.tokens.len();
+        log.rounds.push(Round {
+            start,
+            drafted,
+            accepted,
+        });
+        log.tokens.extend(tokens);
+        drop(log);
+        self.changed.send_replace(());
+    }
+
+    /// Ends the log; false when it had ended.
+    pub(super) fn finish(&self, now: Duration, outcome: Outcome) -> bool {
+        let mut log = self.log();
+        if log.outcome.is_some() {
+            return false;
+        }
+        log.outcome = Some(outcome);
+        log.quiet_since = log.quiet_since.max(now);
+        drop(log);
+        self.changed.send_replace(());
+        true
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn outcome(&self) -> Option<Outcome> {
+        self.log().outcome.clone()
+    }
+
+    /// The tokens so far.
+    pub(super) fn tokens(&self) -> Vec<Emitted> {
+        self.log().tokens.clone()
+    }
+
+    /// Whether it ended; since when nobody reads, if nobody does.
+    pub(super) fn attendance(&self) -> (bool, Option<Duration>) {
+        let log = self.log();
+        (
+            log.outcome.is_some(),
+            (log.readers == 0).then_some(log.quiet_since),
+        )
+    }
+
+    /// A reader from the given index on; the log's length when it ended before that.
+    pub(super) fn read_from(
+        self: &Arc<Self>,
+        from: usize,
+        clock: &Arc<dyn Clock>,
+    ) -> Result<Cursor, usize> {
+        // Subscribed before the first look: a change after it is not missed.
+        let changed = self.changed.subscribe();
+        let mut log = self.log();
+        if log.outcome.is_some() && from > log.tokens.len() {
+            return Err(log.tokens.len());
+        }
+        log.readers += 1;
+        drop(log);
+        Ok(Cursor {
+            generation: self.clone(),
+            next: from,
+            changed,
+            clock: clock.clone(),
+            ended: false,
+        })
+    }
+}
+
+/// A reader of a log. Dropping it detaches; the generation goes on for its lease.
+#[derive(Debug)]
+pub struct Cursor {
+    generation: Arc<Generation>,
+    next: usize,
+    changed: watch::Receiver<()>,
+    clock: Arc<dyn Clock>,
+    ended: bool,
+}
+
+impl Cursor {
+    /// The next event; `None` behind the end. Waits for what is not there yet. Dropping the
+    /// future loses nothing.
+    pub async fn next(&mut self) -> Option<LogEvent> {
+        loop {
+            if self.ended {
+                return None;
+            }
+            self.changed.mark_unchanged();
+            if let Some(event) = self.try_next() {
+                return Some(event);
+            }
+            // The sender lives in the generation that this cursor holds.
+            self.changed.changed().await.ok()?;
+        }
+    }
+
+    /// The next event if it is there.
+    pub fn try_next(&mut self) -> Option<LogEvent> {
+        if self.ended {
+            return None;
+        }
+        let log = self.generation.log();
+        if self.next < log.tokens.len() {
+            let round = log.rounds.partition_point(|round| round.start <= self.next) - 1;
+            let end = log
+                .rounds
+                .get(round + 1)
+                .map_or(log.tokens.len(), |next| next.start);
+            let Round {
+                start,
+                drafted,
+                accepted,
+            } = log.rounds[round];
+            let whole = start == self.next;
+            let event = LogEvent::Tokens {
+                index: self.next,
+                tokens: log.tokens[self.next..end].to_vec(),
+                drafted: if whole { drafted } else { 0 },
+                accepted: if whole { accepted } else { 0 },
+            };
+            self.next = end;
+            return Some(event);
+        }
+        let outcome = log.outcome.clone()?;
+        self.ended = true;
+        Some(LogEvent::Finished(outcome))
+    }
+
+    /// Index of the next token it will read.
+    pub fn position(&self) -> usize {
+        self.next
+    }
+
+    /// Id of the generation.
+    pub fn generation_id(&self) -> &str {
+        &self.generation.id
+    }
+}
+
+impl Drop for Cursor {
+    fn drop(&mut self) {
+        let mut log = self.generation.log();
+        log.readers -= 1;
+        if log.readers == 0 {
+            log.quiet_since = log.quiet_since.max(self.clock.now());
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! The handle that front ends hold: cheap to clone, never blocks on the device.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::{
+    clock::Clock,
+    error::{EngineError, Health},
+    generation::{Cursor, Generation, Started},
+    registry::Registry,
+    thread::{Command, EngineThread},
+    watchdog::Pulse,
+};
+use crate::{
+    backend::{Executor, Limits},
+    sched::{
+        request::{FinishReason, Request},
+        scheduler::{LimitsError, SchedConfig, Scheduler},
+        sequence::{Outcome, Timings, Usage},
+        stats::Stats,
+        types::Emitted,
+    },
+};
+
+/// Settings of the engine. None of them can change a token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Of the scheduler.
+    pub sched: SchedConfig,
+    /// How long a generation that nobody reads is computed on, and an ended one stays readable.
+    pub lease: Duration,
+    /// Generations computed without a reader, at most; the longest unread is given up first.
+    pub orphans: usize,
+    /// Generations computed or waiting, at most.
+    pub live: usize,
+    /// Generations known, ended ones included, at most.
+    pub known: usize,
+    /// How often a failed step is run again before its sequences are tried one by one.
+    pub retries: u32,
+    /// Failed runs without a good one in between after which the engine gives the device up.
+    pub give_up_after: u32,
+    /// A step that takes longer is suspicious.
+    pub patience: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            sched: SchedConfig::default(),
+            lease: Duration::from_secs(15 * 60),
+            orphans: 64,
+            live: 256,
+            known: 1024,
+            retries: 2,
+            give_up_after: 32,
+            patience: Duration::from_secs(120),
+        }
+    }
+}
+
+/// A stream's beginning.
+#[derive(Debug)]
+pub struct Attached {
+    /// What is generated.
+    pub started: Started,
+    /// The reader.
+    pub cursor: Cursor,
+}
+
+/// What the engine did and holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineStats {
+    /// The scheduler's counters.
+    pub sched: Stats,
+    /// Generations known, ended ones included.
+    pub generations: usize,
+    /// Time since the engine's clock began.
+    pub uptime: Duration,
+}
+
+/// What the handles and the thread share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: EngineConfig,
+    pub(super) clock: Arc<dyn Clock>,
+    registry: Mutex<Registry>,
+    stats: Mutex<Stats>,
+    pub(super) pulse: Pulse,
+    draining: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_stats(&self, stats: Stats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    }
+}
+
+/// Generates tokens. A clone is another handle of the same engine; when the last one is dropped,
+/// the engine ends.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<Command>,
+    limits: Limits,
+    max_len: usize,
+}
+
+impl Engine {
+    /// Starts the engine's thread over an executor.
+    pub fn start(
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, StartError> {
+        let limits = executor.limits().clone();
+        let scheduler = Scheduler::new(limits.clone(), config.sched.clone())?;
+        let max_len = scheduler.max_len();
+        let shared = Arc::new(Shared {
+            config,
+            clock,
+            registry: Mutex::default(),
+            stats: Mutex::new(scheduler.stats()),
+            pulse: Pulse::new(),
+            draining: AtomicBool::new(false),
+        });
+        let (commands, inbox) = mpsc::channel();
+        let thread = EngineThread::new(shared.clone(), scheduler, executor, inbox);
+        std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || thread.run())
+            .map_err(|error| StartError::Thread(error.to_string()))?;
+        Ok(Self {
+            shared,
+            commands,
+            limits,
+            max_len,
+        })
+    }
+
+    /// Starts a generation, or attaches to the one of that id, and reads it from index `from`.
+    ///
+    /// With a request that is the same as the known one's this attaches; with another it is a
+    /// [`EngineError::Conflict`]. A generation that failed is continued from where it stopped.
+    pub fn generate(
+        &self,
+        id: &str,
+        request: Option<Request>,
+        from: usize,
+    ) -> Result<Attached, EngineError> {
+        check_id(id)?;
+        let request = request.map(|request| (request.hash(), request));
+        let mut registry = self.shared.registry();
+        let known = registry.get(id).cloned();
+        match (known, request) {
+            (None, None) => Err(EngineError::NotFound { id: id.into() }),
+            (Some(known), None) => self.attach(&known, true, from),
+            (Some(known), Some((hash, _))) if known.started.request_hash != hash => {
+                Err(EngineError::Conflict { id: id.into() })
+            }
+            (Some(known), Some((_, request))) => match known.outcome() {
+                Some(Outcome {
+                    reason: FinishReason::Failed(_),
+                    ..
+                }) => {
+                    let generation = self.create(&mut registry, id, request, known.tokens())?;
+                    self.attach(&generation, true, from)
+                }
+                _ => self.attach(&known, true, from),
+            },
+            (None, Some((_, request))) => {
+                let generation = self.create(&mut registry, id, request, Vec::new())?;
+                self.attach(&generation, false, from)
+            }
+        }
+    }
+
+    /// Ends a generation. Idempotent; false when it had ended or is not known. Its log stays
+    /// readable for the lease.
+    pub fn cancel(&self, id: &str) -> bool {
+        let generation = self.shared.registry().get(id).cloned();
+        let Some(generation) = generation else {
+            return false;
+        };
+        let live = !generation.attendance().0;
+        live && self.commands.send(Command::Cancel(generation)).is_ok()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> EngineStats {
+        EngineStats {
+            sched: *self
+                .shared
+                .stats
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner),
+            generations: self.shared.registry().len(),
+            uptime: self.shared.clock.now(),
+        }
+    }
+
+    /// Whether the engine gets on. Does not wait for it.
+    pub fn health(&self) -> Health {
+        self.shared
+            .pulse
+            .health(self.shared.clock.now(), self.shared.config.patience)
+    }
+
+    /// Takes no new generation on, and waits until those there have ended, `deadline` at most.
+    /// Then the engine ends; what was left is ended with a reason that says to ask again. Logs
+    /// stay readable while a handle lives. Returns how many were cut short.
+    pub async fn drain(&self, deadline: Duration) -> usize {
+        self.shared.draining.store(true, Ordering::SeqCst);
+        let until = self.shared.clock.now().saturating_add(deadline);
+        let (done, cut) = oneshot::channel();
+        match self.commands.send(Command::Drain { until, done }) {
+            Ok(()) => cut.await.unwrap_or(0),
+            Err(_) => 0,
+        }
+    }
+
+    /// Makes the engine look at its clock now. The machine's clock needs no such call.
+    pub fn tick(&self) {
+        // A thread that is gone has nothing left to look at.
+        let _ = self.commands.send(Command::Tick);
+    }
+
+    /// The executor's limits.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Prompt and answer together, at most.
+    pub fn max_len(&self) -> usize {
+        self.max_len
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &EngineConfig {
+        &self.shared.config
+    }
+
+    fn attach(
+        &self,
+        generation: &Arc<Generation>,
+        attached: bool,
+        from: usize,
+    ) -> Result<Attached, EngineError> {
+        let cursor = generation
+            .read_from(from, &self.shared.clock)
+            .map_err(|len| EngineError::OutOfRange {
+                id: generation.id.clone(),
+                from,
+                len,
+            })?;
+        Ok(Attached {
+            started: Started {
+                attached,
+                ..generation.started.clone()
+            },
+            cursor,
+        })
+    }
+
+    /// Makes a generation and hands it to the thread. The caller's lock on the registry makes
+    /// sure that the thread is there: it closes the registry before it ends.
+    fn create(
+        &self,
+        registry: &mut Registry,
+        id: &str,
+        mut request: Request,
+        computed: Vec<Emitted>,
+    ) -> Result<Arc<Generation>, EngineError> {
+        if self.shared.draining.load(Ordering::SeqCst) {
+            return Err(EngineError::Draining);
+        }
+        if let Health::Stopped(reason) = self.health() {
+            return Err(EngineError::Unhealthy(reason));
+        }
+        let config = &self.shared.config;
+        if registry.live() >= config.live {
+            let (there, what) = (config.live, "generations at work");
+            return Err(EngineError::Busy { there, what });
+        }
+        let received = with_computed(&mut request, computed);
+        let started = Started::of(&request, request.hash());
+        let valid = request.validate(&self.limits, self.max_len)?;
+        while registry.len() >= config.known {
+            if !registry.forget_one() {
+                let (there, what) = (config.known, "generations known");
+                return Err(EngineError::Busy { there, what });
+            }
+        }
+        let now = self.shared.clock.now();
+        let generation = Arc::new(Generation::new(id.into(), started, received, now));
+        if let Some(reason) = valid.finished().cloned() {
+            let request = valid.request();
+            let usage = Usage {
+                prompt: request.prompt.len(),
+                generated: request.received.len(),
+                ..Usage::default()
+            };
+            generation.finish(
+                now,
+                Outcome {
+                    reason,
+                    usage,
+                    timings: Timings::default(),
+                },
+            );
+        } else if self
+            .commands
+            .send(Command::Submit(generation.clone(), valid))
+            .is_err()
+        {
+            return Err(EngineError::Unhealthy("its thread is gone".into()));
+        }
+        registry.insert(generation.clone());
+        Ok(generation)
+    }
+}
+
+/// The log's first tokens: what the client received, or what was computed before a failure if
+/// that is more. Both are tokens of the same function, so the longer one contains the shorter.
+fn with_computed(request: &mut Request, computed: Vec<Emitted>) -> Vec<Emitted> {
+    if computed.len() > request.received.len() {
+        request.received = computed.iter().map(|token| token.id).collect();
+        return computed;
+    }
+    request
+        .received
+        .iter()
+        .map(|&id| Emitted { id, logprobs: None })
+        .collect()
+}
+
+fn check_id(id: &str) -> Result<(), EngineError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
+    if (1..=128).contains(&id.len()) && id.bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(EngineError::BadId(id.chars().take(128).collect()))
+}
+
+/// Why an engine does not start.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StartError {
+    /// Not even one sequence could be computed.
+    #[error(transparent)]
+    Limits(#[from] LimitsError),
+    /// The system gives no thread.
+    #[error("the engine's thread could not be started: {0}")]
+    Thread(String),
+}

@@ -1,0 +1,17 @@
+//! The engine: generations as logs, computed by one thread, read by any number of cursors.
+//!
+//! Front ends hold an [`Engine`] and call [`Engine::generate`]; it starts the generation of an id
+//! or finds it, and returns a [`Cursor`] from any index of its log. The thread behind it drives
+//! the pure scheduler and the executor and never waits for a reader.
+
+pub mod clock;
+mod error;
+mod generation;
+mod handle;
+mod registry;
+mod thread;
+mod watchdog;
+
+pub use error::{EngineError, Health};
+pub use generation::{Cursor, LogEvent, Started};
+pub use handle::{Attached, Engine, EngineConfig, EngineStats, StartError};

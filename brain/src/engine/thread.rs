@@ -1,0 +1,341 @@
+//! The engine's loop: take commands, plan, run, commit, publish. One thread owns the device.
+
+use std::{
+    any::Any,
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, TryRecvError},
+    },
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::{generation::Generation, handle::Shared};
+use crate::{
+    backend::Executor,
+    sched::{
+        request::{FinishReason, ValidRequest},
+        scheduler::{Event, Scheduler, Submitted},
+        sequence::{Outcome, Timings, Usage},
+        types::{SeqId, Step},
+    },
+};
+
+/// What handles tell the thread.
+pub(super) enum Command {
+    Submit(Arc<Generation>, ValidRequest),
+    Cancel(Arc<Generation>),
+    Drain {
+        until: Duration,
+        done: oneshot::Sender<usize>,
+    },
+    Tick,
+}
+
+/// A step that gave no result.
+struct Failure {
+    reason: String,
+    /// The executor panicked: what the device holds is not trusted.
+    panicked: bool,
+}
+
+pub(super) struct EngineThread {
+    shared: Arc<Shared>,
+    scheduler: Scheduler,
+    executor: Box<dyn Executor>,
+    inbox: Receiver<Command>,
+    by_seq: HashMap<SeqId, Arc<Generation>>,
+    /// When the next lease may end.
+    next_sweep: Duration,
+    drains: Vec<(Duration, oneshot::Sender<usize>)>,
+    /// Failed runs since the last good one.
+    failures: u32,
+    /// Failed runs that a sequence was part of since it last emitted a token.
+    strikes: HashMap<SeqId, u32>,
+}
+
+/// Why generations end when the engine does.
+const SHUTTING_DOWN: &str = "brain is shutting down";
+
+impl EngineThread {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        scheduler: Scheduler,
+        executor: Box<dyn Executor>,
+        inbox: Receiver<Command>,
+    ) -> Self {
+        Self {
+            shared,
+            scheduler,
+            executor,
+            inbox,
+            by_seq: HashMap::new(),
+            next_sweep: Duration::ZERO,
+            drains: Vec::new(),
+            failures: 0,
+            strikes: HashMap::new(),
+        }
+    }
+
+    /// Runs until the last handle is gone, a drain is over or the device is given up.
+    pub(super) fn run(mut self) {
+        let reason = catch_unwind(AssertUnwindSafe(|| self.work()))
+            .unwrap_or_else(|panic| format!("the engine panicked: {}", message(&*panic)));
+        self.close(&reason);
+    }
+
+    fn work(&mut self) -> String {
+        loop {
+            if !self.take_commands() {
+                return SHUTTING_DOWN.into();
+            }
+            let now = self.shared.clock.now();
+            if now >= self.next_sweep {
+                self.sweep(now);
+            }
+            let over = |(until, _): &(Duration, _)| *until <= now || self.scheduler.is_idle();
+            if self.drains.iter().any(over) {
+                return SHUTTING_DOWN.into();
+            }
+            self.step();
+            self.shared.set_stats(self.scheduler.stats());
+            if self.failures >= self.shared.config.give_up_after {
+                return format!("{} runs in a row failed on the device", self.failures);
+            }
+        }
+    }
+
+    /// Takes all commands there are; waits for one when there is nothing to compute. False when
+    /// no handle is left.
+    fn take_commands(&mut self) -> bool {
+        if self.scheduler.is_idle() && self.drains.is_empty() {
+            let nap = self.next_sweep.saturating_sub(self.shared.clock.now());
+            match self.inbox.recv_timeout(nap) {
+                Ok(command) => self.take(command),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+    }
+
+    fn take(&mut self, command: Command) {
+        let now = self.shared.clock.now();
+        match command {
+            Command::Submit(generation, request) => {
+                match self.scheduler.submit(now, request) {
+                    Submitted::Queued(seq) => {
+                        self.by_seq.insert(seq, generation);
+                    }
+                    Submitted::Done(outcome) => {
+                        generation.finish(now, outcome);
+                    }
+                }
+                // New work is when unread work must make room.
+                self.next_sweep = now;
+            }
+            Command::Cancel(generation) => self.cancel(now, &generation),
+            Command::Drain { until, done } => self.drains.push((until, done)),
+            Command::Tick => self.next_sweep = now,
+        }
+    }
+
+    fn cancel(&mut self, now: Duration, generation: &Arc<Generation>) {
+        let seq = self
+            .by_seq
+            .iter()
+            .find(|(_, there)| Arc::ptr_eq(there, generation))
+            .map(|(&seq, _)| seq);
+        if let Some(seq) = seq
+            && let Some(outcome) = self.scheduler.cancel(now, seq)
+        {
+            self.finish(now, seq, outcome);
+        }
+    }
+
+    /// Ends and forgets what nobody has read for a lease, and unread work beyond the quota. Who
+    /// comes back for it starts it again from the tokens it has.
+    fn sweep(&mut self, now: Duration) {
+        let config = &self.shared.config;
+        let (overdue, next) = self
+            .shared
+            .registry()
+            .overdue(now, config.lease, config.orphans);
+        self.next_sweep = next;
+        for generation in overdue {
+            self.cancel(now, &generation);
+            self.shared.registry().remove(&generation);
+            tracing::debug!(
+                id = generation.id,
+                "a generation that nobody read is forgotten"
+            );
+        }
+    }
+
+    /// Computes one step. One that fails is planned and run again; a sequence whose steps go on
+    /// failing is run by itself and ended when it fails alone, so that it takes no other with it.
+    ///
+    /// Strikes are taken back by an emitted token only: it is progress that no failure undoes.
+    fn step(&mut self) {
+        let Some(step) = self.scheduler.plan(self.shared.clock.now()) else {
+            return;
+        };
+        if !step.seqs.iter().any(|rows| self.is_suspect(rows.seq)) {
+            if let Err(failure) = self.compute(&step) {
+                self.recover(&step, &failure);
+            }
+            return;
+        }
+        for rows in step.seqs {
+            // A part of a plan is a plan.
+            let seq = rows.seq;
+            let alone = Step { seqs: vec![rows] };
+            let Err(failure) = self.compute(&alone) else {
+                continue;
+            };
+            if self.is_suspect(seq) {
+                let now = self.shared.clock.now();
+                if let Some(outcome) = self.scheduler.fail(now, seq, failure.reason.clone()) {
+                    self.finish(now, seq, outcome);
+                }
+            }
+            self.recover(&alone, &failure);
+            if failure.panicked {
+                // The rest of the plan rests on blocks that are gone.
+                return;
+            }
+        }
+    }
+
+    fn is_suspect(&self, seq: SeqId) -> bool {
+        self.strikes
+            .get(&seq)
+            .is_some_and(|&strikes| strikes > self.shared.config.retries)
+    }
+
+    fn recover(&mut self, step: &Step, failure: &Failure) {
+        self.failures += 1;
+        tracing::error!(
+            reason = failure.reason,
+            panicked = failure.panicked,
+            failures = self.failures,
+            "a step failed"
+        );
+        for rows in step
+            .seqs
+            .iter()
+            .filter(|rows| self.by_seq.contains_key(&rows.seq))
+        {
+            *self.strikes.entry(rows.seq).or_default() += 1;
+        }
+        if failure.panicked {
+            self.scheduler.reset();
+        }
+    }
+
+    /// Runs a step, takes the results in and publishes them.
+    fn compute(&mut self, step: &Step) -> Result<(), Failure> {
+        let clock = self.shared.clock.clone();
+        let before = clock.now();
+        self.shared.pulse.begin(before);
+        let result = catch_unwind(AssertUnwindSafe(|| self.executor.run(step)));
+        self.shared.pulse.end();
+        let now = clock.now();
+        let output = match result {
+            Ok(Ok(output)) => output,
+            Ok(Err(error)) => {
+                return Err(Failure {
+                    reason: error.to_string(),
+                    panicked: false,
+                });
+            }
+            Err(panic) => {
+                let reason = format!("the executor panicked: {}", message(&*panic));
+                return Err(Failure {
+                    reason,
+                    panicked: true,
+                });
+            }
+        };
+        let events = self
+            .scheduler
+            .commit(now, step, output, now.saturating_sub(before))
+            .map_err(|error| Failure {
+                reason: error.to_string(),
+                panicked: false,
+            })?;
+        self.failures = 0;
+        for event in events {
+            match event {
+                Event::Tokens {
+                    seq,
+                    tokens,
+                    drafted,
+                    accepted,
+                } => {
+                    self.strikes.remove(&seq);
+                    if let Some(generation) = self.by_seq.get(&seq) {
+                        generation.append(tokens, drafted, accepted);
+                    }
+                }
+                Event::Finished { seq, outcome } => self.finish(now, seq, outcome),
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, now: Duration, seq: SeqId, outcome: Outcome) {
+        self.strikes.remove(&seq);
+        if let Some(generation) = self.by_seq.remove(&seq) {
+            generation.finish(now, outcome);
+            // Its lease begins.
+            self.next_sweep = self
+                .next_sweep
+                .min(now.saturating_add(self.shared.config.lease));
+        }
+    }
+
+    /// Ends every log, so that no reader waits for a thread that is gone.
+    fn close(mut self, reason: &str) {
+        let now = self.shared.clock.now();
+        // Under the registry's lock, so that no generation is taken in that nobody computes.
+        let registry = self.shared.registry();
+        self.shared.pulse.stop(reason);
+        let mut cut = 0;
+        for generation in registry.all() {
+            let usage = Usage {
+                prompt: generation.started.prompt.len(),
+                generated: generation.tokens().len(),
+                ..Usage::default()
+            };
+            let reason = FinishReason::Failed(reason.into());
+            let outcome = Outcome {
+                reason,
+                usage,
+                timings: Timings::default(),
+            };
+            cut += usize::from(generation.finish(now, outcome));
+        }
+        drop(registry);
+        self.shared.set_stats(self.scheduler.stats());
+        for (_, done) in self.drains.drain(..) {
+            // Who asked may have stopped waiting.
+            let _ = done.send(cut);
+        }
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into())
+}

@@ -1,0 +1,158 @@
+//! Committing a step: what its results mean for the sequences.
+
+use std::time::Duration;
+
+use super::{
+    scheduler::{Event, Scheduler},
+    types::{SeqOutput, SeqStep, Step, StepOutput, TokenId},
+};
+
+/// An executor's answer that does not answer the step. Nothing of it was taken in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the executor's answer does not fit the step: {0}")]
+pub struct BadOutput(String);
+
+impl Scheduler {
+    /// Takes a step's results in; `elapsed` is how long the executor took.
+    ///
+    /// All of the answer is checked before any of it counts. Sequences that ended since the step
+    /// was planned are passed over.
+    pub fn commit(
+        &mut self,
+        now: Duration,
+        step: &Step,
+        output: StepOutput,
+        elapsed: Duration,
+    ) -> Result<Vec<Event>, BadOutput> {
+        self.check(step, &output)?;
+        self.learn_cost(step, elapsed);
+        self.counters.steps += 1;
+        self.counters.rows += step.rows() as u64;
+        let mut events = Vec::new();
+        for (rows, result) in step.seqs.iter().zip(output.seqs) {
+            self.commit_sequence(now, rows, result, &mut events);
+        }
+        Ok(events)
+    }
+
+    fn check(&self, step: &Step, output: &StepOutput) -> Result<(), BadOutput> {
+        let bad = |what: String| Err(BadOutput(what));
+        if step.seqs.len() != output.seqs.len() {
+            return bad(format!(
+                "{} sequences of {}",
+                output.seqs.len(),
+                step.seqs.len()
+            ));
+        }
+        for (rows, result) in step.seqs.iter().zip(&output.seqs) {
+            let emitted = result.tokens.len();
+            let Some(sample) = &rows.sample else {
+                if emitted + result.drafts.len() > 0 {
+                    return bad("tokens for a chunk of prefill".into());
+                }
+                continue;
+            };
+            if emitted == 0 || emitted > sample.drafts + 1 {
+                return bad(format!("{emitted} tokens for {} drafts", sample.drafts));
+            }
+            if result.drafts.len() > sample.next_drafts {
+                return bad(format!(
+                    "{} drafts where {} were asked for",
+                    result.drafts.len(),
+                    sample.next_drafts
+                ));
+            }
+            let drafts = &rows.tokens[rows.tokens.len() - sample.drafts..];
+            let accepted = result.tokens[..emitted - 1].iter().map(|token| token.id);
+            if !accepted.eq(drafts[..emitted - 1].iter().copied()) {
+                return bad("an accepted token is not the draft".into());
+            }
+            let in_vocabulary = |id: TokenId| (id as usize) < self.limits.vocab_size;
+            if !result.tokens.iter().all(|token| in_vocabulary(token.id))
+                || !result.drafts.iter().all(|&id| in_vocabulary(id))
+            {
+                return bad("a token outside the vocabulary".into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Steps that only decode teach what a draft costs.
+    fn learn_cost(&mut self, step: &Step, elapsed: Duration) {
+        let mut drafts = 0;
+        for rows in &step.seqs {
+            match &rows.sample {
+                Some(sample) if rows.tokens.len() == sample.drafts + 1 => {
+                    drafts += sample.drafts + sample.next_drafts;
+                }
+                _ => return,
+            }
+        }
+        self.cost
+            .observe(step.seqs.len(), drafts as f64 / 2.0, elapsed);
+    }
+
+    fn commit_sequence(
+        &mut self,
+        now: Duration,
+        rows: &SeqStep,
+        result: SeqOutput,
+        events: &mut Vec<Event>,
+    ) {
+        let Some(sequence) = self.seqs.get_mut(&rows.seq) else {
+            return;
+        };
+        let Some(resident) = sequence.resident.as_mut() else {
+            return;
+        };
+        if resident.computed != rows.start {
+            return;
+        }
+        self.shares.charge(&sequence.account, rows.tokens.len());
+        let Some(sample) = &rows.sample else {
+            resident.computed += rows.tokens.len();
+            resident.table.slide(&mut self.pools, resident.computed);
+            return;
+        };
+        let mut tokens = result.tokens;
+        let right = tokens.len() - 1;
+        // Inputs whose keys and values stand: all that were known, and the drafts that were right.
+        let written = rows.start + rows.tokens.len() - sample.drafts + right;
+        resident.drafts = result.drafts;
+
+        let (kept, end) = sequence.append(now, &tokens);
+        tokens.truncate(kept);
+        let accepted = right.min(kept);
+        // Behind a stop, inputs were computed that are no tokens of the sequence.
+        let computed = written.min(sequence.tokens.len());
+        if let Some(resident) = sequence.resident.as_mut() {
+            resident.computed = computed;
+            resident.table.slide(&mut self.pools, computed);
+        }
+        // Drafts behind a stop say nothing about the drafter.
+        let judged = if kept <= right { kept } else { sample.drafts };
+        sequence.depth.observe(judged, accepted);
+        self.everyone.observe(judged, accepted);
+        sequence.usage.drafted += sample.drafts;
+        sequence.usage.accepted += accepted;
+        sequence.usage.rounds += 1;
+        self.counters.drafted_tokens += sample.drafts as u64;
+        self.counters.accepted_tokens += accepted as u64;
+        self.counters.generated_tokens += kept as u64;
+        self.counters.rounds += 1;
+        events.push(Event::Tokens {
+            seq: rows.seq,
+            tokens,
+            drafted: sample.drafts,
+            accepted,
+        });
+        if let Some(reason) = end
+            && let Some(outcome) = self.end(now, rows.seq, reason)
+        {
+            events.push(Event::Finished {
+                seq: rows.seq,
+                outcome,
+            });
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! What a client asks for, and the checks it passes before anything is computed.
+
+use std::{fmt, sync::Arc};
+
+use super::types::{DraftDepth, SamplingParams, TokenId};
+use crate::backend::Limits;
+
+/// Finds stop strings in the text of the generated tokens.
+///
+/// Pure: what it answers depends on the tokens it was given, nothing else.
+pub trait StopCheck: Send {
+    /// Takes the next generated token; true when the text so far contains a stop.
+    fn push(&mut self, token: TokenId) -> bool;
+}
+
+/// A generation as asked for.
+pub struct Request {
+    /// Input tokens; at least one.
+    pub prompt: Arc<[TokenId]>,
+    /// How tokens are chosen, every field resolved.
+    pub params: Arc<SamplingParams>,
+    /// Drafts per round. Cannot change a token, and so is no part of the request's identity.
+    pub draft: DraftDepth,
+    /// The marathon this belongs to: fairness between runs, and the newest anchor of each is kept.
+    /// Empty: none.
+    pub run_id: String,
+    /// Tokens of this very generation that the client holds already. They count as generated.
+    pub received: Vec<TokenId>,
+    /// Texts that end the generation, for front ends and for the request's identity.
+    pub stop_strings: Vec<String>,
+    /// Finds `stop_strings`; `None` without any.
+    pub stop_check: Option<Box<dyn StopCheck>>,
+}
+
+impl Request {
+    /// A request with automatic drafting and nothing else.
+    pub fn new(prompt: impl Into<Arc<[TokenId]>>, params: impl Into<Arc<SamplingParams>>) -> Self {
+        Self {
+            prompt: prompt.into(),
+            params: params.into(),
+            draft: DraftDepth::Auto,
+            run_id: String::new(),
+            received: Vec::new(),
+            stop_strings: Vec::new(),
+            stop_check: None,
+        }
+    }
+
+    /// The identity of the request: everything that a token or a log-probability depends on.
+    pub fn hash(&self) -> RequestHash {
+        let SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seed,
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            logit_bias,
+            suppressed,
+            stop_tokens,
+            min_tokens,
+            max_tokens,
+            logprobs,
+        } = &*self.params;
+        let mut hasher = blake3::Hasher::new_derive_key("marathon brain request 1");
+        let mut list = |name: &str, words: &mut dyn ExactSizeIterator<Item = u64>| {
+            hasher.update(name.as_bytes());
+            hasher.update(&(words.len() as u64).to_le_bytes());
+            for word in words {
+                hasher.update(&word.to_le_bytes());
+            }
+        };
+        let float = |x: &f32| u64::from(x.to_bits());
+        list("prompt", &mut self.prompt.iter().map(|&t| u64::from(t)));
+        list(
+            "floats",
+            &mut [
+                temperature,
+                top_p,
+                min_p,
+                repetition_penalty,
+                presence_penalty,
+                frequency_penalty,
+            ]
+            .into_iter()
+            .map(float),
+        );
+        list("seed", &mut [*seed].into_iter());
+        list(
+            "counts",
+            &mut [top_k, min_tokens, max_tokens, logprobs]
+                .into_iter()
+                .map(|&n| u64::from(n)),
+        );
+        list("biased", &mut logit_bias.keys().map(|&t| u64::from(t)));
+        list("biases", &mut logit_bias.values().map(float));
+        list("suppressed", &mut suppressed.iter().map(|&t| u64::from(t)));
+        list("stops", &mut stop_tokens.iter().map(|&t| u64::from(t)));
+        for stop in &self.stop_strings {
+            list("stop", &mut stop.bytes().map(u64::from));
+        }
+        RequestHash(*hasher.finalize().as_bytes())
+    }
+
+    /// Checks the request against what an executor can hold.
+    ///
+    /// `max_len` is prompt and answer together, at most (see
+    /// [`Scheduler::max_len`](super::scheduler::Scheduler::max_len)).
+    pub fn validate(mut self, limits: &Limits, max_len: usize) -> Result<ValidRequest, Reject> {
+        if self.prompt.is_empty() {
+            return Err(Reject::EmptyPrompt);
+        }
+        let prompt = self.prompt.len();
+        if prompt >= max_len {
+            return Err(Reject::TooLong { prompt, max_len });
+        }
+        check_params(&self.params)?;
+        let vocab = limits.vocab_size;
+        let params = &self.params;
+        for (list, ids) in [
+            ("the prompt", &self.prompt[..]),
+            ("the received tokens", &self.received),
+            ("the stop tokens", &params.stop_tokens),
+            ("the suppressed tokens", &params.suppressed),
+        ] {
+            if let Some(index) = ids.iter().position(|&id| id as usize >= vocab) {
+                return Err(Reject::NoSuchToken {
+                    list,
+                    index,
+                    id: ids[index],
+                    vocab,
+                });
+            }
+        }
+        if let Some((index, (&id, _))) = params
+            .logit_bias
+            .iter()
+            .enumerate()
+            .find(|&(_, (&id, _))| id as usize >= vocab)
+        {
+            return Err(Reject::NoSuchToken {
+                list: "the logit bias",
+                index,
+                id,
+                vocab,
+            });
+        }
+        if params.logprobs as usize > vocab {
+            return Err(Reject::Sampling(
+                "logprobs",
+                "at most the size of the vocabulary",
+            ));
+        }
+        let limit = max_len.min(prompt.saturating_add(params.max_tokens as usize));
+        let finished = self.replay_received(limit - prompt)?;
+        Ok(ValidRequest {
+            request: self,
+            limit,
+            finished,
+        })
+    }
+
+    /// Feeds the received tokens to the stops; says how they end the generation if they do.
+    fn replay_received(&mut self, room: usize) -> Result<Option<FinishReason>, Reject> {
+        let received = self.received.len();
+        if received > room {
+            return Err(Reject::ReceivedTooLong { received, room });
+        }
+        for index in 0..received {
+            let token = self.received[index];
+            let end = end_after(&self.params, &mut self.stop_check, token, index + 1, room);
+            if let Some(reason) = end {
+                if index + 1 == received {
+                    return Ok(Some(reason));
+                }
+                return Err(Reject::ReceivedPastStop { index, received });
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("prompt", &self.prompt.len())
+            .field("params", &self.params)
+            .field("draft", &self.draft)
+            .field("run_id", &self.run_id)
+            .field("received", &self.received.len())
+            .field("stop_strings", &self.stop_strings)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether the generation ends with this token, the `generated`-th of at most `room`.
+pub(super) fn end_after(
+    params: &SamplingParams,
+    stop_check: &mut Option<Box<dyn StopCheck>>,
+    token: TokenId,
+    generated: usize,
+    room: usize,
+) -> Option<FinishReason> {
+    // The check sees every token, whatever else ends the generation: its state is the text.
+    let text_stops = stop_check.as_mut().is_some_and(|check| check.push(token));
+    if params.stop_tokens.contains(&token) {
+        Some(FinishReason::StopToken(token))
+    } else if text_stops && generated >= params.min_tokens as usize {
+        Some(FinishReason::StopString)
+    } else if generated >= room {
+        Some(FinishReason::Length)
+    } else {
+        None
+    }
+}
+
+fn check_params(params: &SamplingParams) -> Result<(), Reject> {
+    let bad = |field, must| Err(Reject::Sampling(field, must));
+    if !(params.temperature.is_finite() && params.temperature >= 0.0) {
+        return bad("temperature", "0 or more");
+    }
+    if !(params.top_p > 0.0 && params.top_p <= 1.0) {
+        return bad("top_p", "above 0 and at most 1");
+    }
+    if !(params.min_p >= 0.0 && params.min_p < 1.0) {
+        return bad("min_p", "at least 0 and below 1");
+    }
+    if !(params.repetition_penalty.is_finite() && params.repetition_penalty > 0.0) {
+        return bad("repetition_penalty", "above 0");
+    }
+    if !params.presence_penalty.is_finite() {
+        return bad("presence_penalty", "a finite number");
+    }
+    if !params.frequency_penalty.is_finite() {
+        return bad("frequency_penalty", "a finite number");
+    }
+    if !params.logit_bias.values().all(|bias| bias.is_finite()) {
+        return bad("logit_bias", "finite numbers");
+    }
+    if params.max_tokens == 0 {
+        return bad("max_tokens", "at least 1");
+    }
+    Ok(())
+}
+
+/// A request that passed [`Request::validate`].
+#[derive(Debug)]
+pub struct ValidRequest {
+    pub(super) request: Request,
+    /// Prompt and answer together, at most.
+    pub(super) limit: usize,
+    pub(super) finished: Option<FinishReason>,
+}
+
+impl ValidRequest {
+    /// How the received tokens end the generation, if they do: nothing is left to compute.
+    pub fn finished(&self) -> Option<&FinishReason> {
+        self.finished.as_ref()
+    }
+
+    /// The request.
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+}
+
+/// Identity of a request; equal requests have equal hashes. Shown as hex.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RequestHash(pub [u8; 32]);
+
+impl fmt::Display for RequestHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for RequestHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RequestHash({self})")
+    }
+}
+
+/// Why a generation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// A stop token, the last of the log.
+    StopToken(TokenId),
+    /// The text contains a stop string.
+    StopString,
+    /// `max_tokens`, or the context is full.
+    Length,
+    /// A client cancelled it.
+    Cancelled,
+    /// It could not be computed on; asking again with the same request continues it.
+    Failed(String),
+}
+
+/// Why a request is refused before anything is computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Reject {
+    /// No input.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// It can never fit.
+    #[error(
+        "the prompt has {prompt} tokens, but prompt and answer together may have {max_len}: \
+         shorten the prompt to {} tokens or fewer, or serve with more context or KV memory",
+        max_len - 1
+    )]
+    TooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Prompt and answer together, at most.
+        max_len: usize,
+    },
+    /// A token outside the vocabulary.
+    #[error("token {id} (number {index} of {list}) is not below the vocabulary's size, {vocab}")]
+    NoSuchToken {
+        /// Where it stands.
+        list: &'static str,
+        /// Its place there.
+        index: usize,
+        /// The token.
+        id: TokenId,
+        /// Tokens of the vocabulary.
+        vocab: usize,
+    },
+    /// A sampling parameter outside its range.
+    #[error("{0} must be {1}")]
+    Sampling(&'static str, &'static str),
+    /// More tokens received than the request allows.
+    #[error("{received} tokens were received, but this request generates at most {room}")]
+    ReceivedTooLong {
+        /// Tokens received.
+        received: usize,
+        /// Tokens the request may generate.
+        room: usize,
+    },
+    /// The received tokens go on behind one that ends the generation.
+    #[error(
+        "the received token number {index} ends the generation, but {received} were received: \
+         they are not tokens of this request"
+    )]
+    ReceivedPastStop {
+        /// Place of the token that ends the generation.
+        index: usize,
+        /// Tokens received.
+        received: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::fake::FakeOptions;
+
+    type Change = Box<dyn Fn(&mut SamplingParams)>;
+
+    fn small_limits() -> Limits {
+        FakeOptions::default().limits
+    }
+
+    fn greedy(max_tokens: u32) -> SamplingParams {
+        SamplingParams::greedy(max_tokens)
+    }
+
+    fn request() -> Request {
+        Request::new(vec![1, 2, 3], greedy(10))
+    }
+
+    #[test]
+    fn a_prompt_that_never_fits_is_refused_with_the_numbers() {
+        let limits = small_limits();
+        let long = Request::new(vec![1; 64], greedy(10));
+        let reject = long.validate(&limits, 64).unwrap_err();
+        assert_eq!(
+            reject,
+            Reject::TooLong {
+                prompt: 64,
+                max_len: 64
+            }
+        );
+        assert!(
+            reject
+                .to_string()
+                .contains("shorten the prompt to 63 tokens")
+        );
+        assert!(
+            Request::new(vec![1; 63], greedy(10))
+                .validate(&limits, 64)
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn every_field_that_tokens_depend_on_is_part_of_the_identity() {
+        let base = request().hash();
+        assert_eq!(base, request().hash());
+        let changes: Vec<Change> = vec![
+            Box::new(|p| p.temperature = 0.5),
+            Box::new(|p| p.top_k = 3),
+            Box::new(|p| p.top_p = 0.5),
+            Box::new(|p| p.min_p = 0.5),
+            Box::new(|p| p.seed = 9),
+            Box::new(|p| p.repetition_penalty = 1.5),
+            Box::new(|p| p.presence_penalty = 0.5),
+            Box::new(|p| p.frequency_penalty = 0.5),
+            Box::new(|p| p.logit_bias.extend([(3, 1.0)])),
+            Box::new(|p| p.suppressed.push(3)),
+            Box::new(|p| p.stop_tokens.push(3)),
+            Box::new(|p| p.min_tokens = 2),
+            Box::new(|p| p.max_tokens = 11),
+            Box::new(|p| p.logprobs = 1),
+        ];
+        let mut seen = vec![base];
+        for change in changes {
+            let mut params = greedy(10);
+            change(&mut params);
+            seen.push(Request::new(vec![1, 2, 3], params).hash());
+        }
+        seen.push(Request::new(vec![1, 2], greedy(10)).hash());
+        for strings in [vec!["ab"], vec!["a", "b"]] {
+            let stop_strings = strings.into_iter().map(String::from).collect();
+            seen.push(
+                Request {
+                    stop_strings,
+                    ..request()
+                }
+                .hash(),
+            );
+        }
+        let count = seen.len();
+        seen.sort_by_key(|hash| hash.0);
+        seen.dedup();
+        assert_eq!(seen.len(), count);
+    }
+
+    #[test]
+    fn drafting_and_received_tokens_are_not() {
+        let mut other = request();
+        other.draft = DraftDepth::Fixed(3);
+        other.received = vec![4];
+        other.run_id = "run".into();
+        assert_eq!(other.hash(), request().hash());
+    }
+
+    #[test]
+    fn bad_numbers_are_refused_by_name() {
+        let cases: Vec<(&str, Change)> = vec![
+            ("temperature", Box::new(|p| p.temperature = f32::NAN)),
+            ("temperature", Box::new(|p| p.temperature = -1.0)),
+            ("top_p", Box::new(|p| p.top_p = 0.0)),
+            ("top_p", Box::new(|p| p.top_p = f32::NAN)),
+            ("min_p", Box::new(|p| p.min_p = 1.0)),
+            (
+                "repetition_penalty",
+                Box::new(|p| p.repetition_penalty = 0.0),
+            ),
+            (
+                "presence_penalty",
+                Box::new(|p| p.presence_penalty = f32::INFINITY),
+            ),
+            (
+                "frequency_penalty",
+                Box::new(|p| p.frequency_penalty = f32::NAN),
+            ),
+            (
+                "logit_bias",
+                Box::new(|p| p.logit_bias.extend([(1, f32::INFINITY)])),
+            ),
+            ("max_tokens", Box::new(|p| p.max_tokens = 0)),
+        ];
+        for (name, change) in cases {
+            let mut params = greedy(10);
+            change(&mut params);
+            match Request::new(vec![1], params).validate(&small_limits(), 64) {
+                Err(Reject::Sampling(field, _)) => assert_eq!(field, name),
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+        let foreign = Request::new(vec![1, 99_999], greedy(10)).validate(&small_limits(), 64);
+        assert!(matches!(
+            foreign,
+            Err(Reject::NoSuchToken {
+                index: 1,
+                id: 99_999,
+                ..
+            })
+        ));
+    }
+
+    #[test]
+    fn received_tokens_are_checked_against_the_stops() {
+        let with = |received: Vec<TokenId>| {
+            let mut params = greedy(3);
+            params.stop_tokens = vec![7];
+            let request = Request {
+                received,
+                ..Request::new(vec![1], params)
+            };
+            request
+                .validate(&small_limits(), 64)
+                .map(|valid| valid.finished().cloned())
+        };
+        assert_eq!(with(vec![2, 3]), Ok(None));
+        assert_eq!(with(vec![2, 7]), Ok(Some(FinishReason::StopToken(7))));
+        assert_eq!(with(vec![2, 3, 4]), Ok(Some(FinishReason::Length)));
+        assert_eq!(
+            with(vec![7, 2]),
+            Err(Reject::ReceivedPastStop {
+                index: 0,
+                received: 2
+            })
+        );
+        assert_eq!(
+            with(vec![2, 3, 4, 5]),
+            Err(Reject::ReceivedTooLong {
+                received: 4,
+                room: 3
+            })
+        );
+    }
+}

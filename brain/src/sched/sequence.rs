@@ -1,0 +1,203 @@
+//! One generation while it is being computed.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    depth::Depth,
+    fair::Account,
+    request::{FinishReason, Request, StopCheck, ValidRequest, end_after},
+    table::Table,
+    tokens::TokenList,
+    types::{DraftDepth, Emitted, SamplingParams, SeqId, TokenId},
+};
+
+/// Tokens counted for a generation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Of those, taken from the cache.
+    pub cached: usize,
+    /// Tokens of the answer, received ones included.
+    pub generated: usize,
+    /// Drafts checked.
+    pub drafted: usize,
+    /// Drafts emitted.
+    pub accepted: usize,
+    /// Rounds that emitted.
+    pub rounds: usize,
+}
+
+/// Where a generation's time went. Preemption counts where it happened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission until blocks and rows were given.
+    pub queue: Duration,
+    /// From then until the first new token.
+    pub prefill: Duration,
+    /// From the first new token until the end.
+    pub decode: Duration,
+    /// From submission until the first new token; until the end when there is none.
+    pub ttft: Duration,
+}
+
+/// How a generation ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Why.
+    pub reason: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+    /// How long it took.
+    pub timings: Timings,
+}
+
+/// What a sequence has while it is being computed: blocks with keys and values in them.
+#[derive(Debug)]
+pub(super) struct Resident {
+    pub(super) table: Table,
+    /// Keys and values of tokens `0..computed` are in the cache. Less than the tokens: the
+    /// newest token is always an input of the next step.
+    pub(super) computed: usize,
+    /// Proposals for the tokens that come next.
+    pub(super) drafts: Vec<TokenId>,
+}
+
+pub(super) struct Sequence {
+    pub(super) id: SeqId,
+    pub(super) account: Account,
+    pub(super) run_id: String,
+    pub(super) params: Arc<SamplingParams>,
+    pub(super) draft: DraftDepth,
+    stop_check: Option<Box<dyn StopCheck>>,
+    /// Prompt and answer.
+    pub(super) tokens: TokenList,
+    pub(super) prompt_len: usize,
+    /// Prompt and answer together, at most.
+    pub(super) limit: usize,
+    /// `None` while it waits for blocks.
+    pub(super) resident: Option<Resident>,
+    pub(super) depth: Depth,
+    pub(super) usage: Usage,
+    submitted: Duration,
+    admitted: Option<Duration>,
+    first_token: Option<Duration>,
+}
+
+impl Sequence {
+    pub(super) fn new(now: Duration, id: SeqId, valid: ValidRequest) -> Self {
+        let ValidRequest { request, limit, .. } = valid;
+        let Request {
+            prompt,
+            params,
+            draft,
+            run_id,
+            received,
+            stop_check,
+            ..
+        } = request;
+        let tokens = TokenList::new(prompt.iter().copied().chain(received.iter().copied()));
+        Self {
+            id,
+            account: Account::of(&run_id, id.0),
+            run_id,
+            params,
+            draft,
+            stop_check,
+            tokens,
+            prompt_len: prompt.len(),
+            limit,
+            resident: None,
+            depth: Depth::default(),
+            usage: Usage {
+                prompt: prompt.len(),
+                generated: received.len(),
+                ..Usage::default()
+            },
+            submitted: now,
+            admitted: None,
+            first_token: None,
+        }
+    }
+
+    /// Tokens generated so far.
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// Tokens that are not in the cache yet; at least one.
+    pub(super) fn remaining(&self) -> usize {
+        self.tokens.len()
+            - self
+                .resident
+                .as_ref()
+                .map_or(0, |resident| resident.computed)
+    }
+
+    /// Drafts that a round may check when `len` tokens are known: a round emits one token more
+    /// than its drafts, and not past the limit.
+    pub(super) fn drafts_at(&self, len: usize) -> usize {
+        self.limit.saturating_sub(len + 1)
+    }
+
+    /// Gives it blocks, those of an anchor that holds its first `cached` tokens.
+    pub(super) fn admit(&mut self, now: Duration, table: Table, cached: usize) {
+        // The newest token's output is in no cache: at least one token is computed again.
+        let computed = cached.min(self.tokens.len() - 1);
+        if self.admitted.is_none() {
+            self.admitted = Some(now);
+            self.usage.cached = computed.min(self.prompt_len);
+        }
+        self.resident = Some(Resident {
+            table,
+            computed,
+            drafts: Vec::new(),
+        });
+    }
+
+    /// Appends emitted tokens up to the one that ends the generation, that one included.
+    ///
+    /// Returns how many were appended, and why it ended if it did.
+    pub(super) fn append(
+        &mut self,
+        now: Duration,
+        emitted: &[Emitted],
+    ) -> (usize, Option<FinishReason>) {
+        let room = self.limit - self.prompt_len;
+        self.first_token.get_or_insert(now);
+        for (index, token) in emitted.iter().enumerate() {
+            self.tokens.push(token.id);
+            let generated = self.generated();
+            let end = end_after(
+                &self.params,
+                &mut self.stop_check,
+                token.id,
+                generated,
+                room,
+            );
+            if end.is_some() {
+                return (index + 1, end);
+            }
+        }
+        (emitted.len(), None)
+    }
+
+    /// What is reported when it ends now.
+    pub(super) fn outcome(&self, now: Duration, reason: FinishReason) -> Outcome {
+        let admitted = self.admitted.unwrap_or(now);
+        let first_token = self.first_token.unwrap_or(now);
+        Outcome {
+            reason,
+            usage: Usage {
+                generated: self.generated(),
+                ..self.usage
+            },
+            timings: Timings {
+                queue: admitted.saturating_sub(self.submitted),
+                prefill: first_token.saturating_sub(admitted),
+                decode: now.saturating_sub(first_token),
+                ttft: first_token.saturating_sub(self.submitted),
+            },
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Counters of the scheduler, for metrics. They only grow, except where they say "now".
+
+/// A copy of the scheduler's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Sequences being computed, now.
+    pub running: usize,
+    /// Sequences waiting, now.
+    pub waiting: usize,
+    /// Anchors kept, now.
+    pub anchors: usize,
+    /// Blocks of the full group that sequences hold, now.
+    pub full_blocks_used: usize,
+    /// Blocks of the full group that anchors hold, now. Free on demand.
+    pub full_blocks_kept: usize,
+    /// Blocks of the full group.
+    pub full_blocks: usize,
+    /// Blocks of the sliding group that sequences hold, now.
+    pub sliding_blocks_used: usize,
+    /// Blocks of the sliding group that anchors hold, now. Free on demand.
+    pub sliding_blocks_kept: usize,
+    /// Blocks of the sliding group.
+    pub sliding_blocks: usize,
+    /// Prompt tokens of the sequences submitted.
+    pub prompt_tokens: u64,
+    /// Of those, taken from an anchor.
+    pub cached_tokens: u64,
+    /// Tokens emitted.
+    pub generated_tokens: u64,
+    /// Drafts checked.
+    pub drafted_tokens: u64,
+    /// Drafts emitted.
+    pub accepted_tokens: u64,
+    /// Rounds: times that a sequence emitted.
+    pub rounds: u64,
+    /// Steps committed.
+    pub steps: u64,
+    /// Rows computed.
+    pub rows: u64,
+    /// Times that a sequence lost its blocks to an older one.
+    pub preemptions: u64,
+    /// Sequences that ended, however.
+    pub finished: u64,
+}
