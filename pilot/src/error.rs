@@ -69,6 +69,7 @@ impl Error {
             Self::Brain(_) => exit::BRAIN,
             Self::Driver(DriverError::Journal(error)) => journal_code(error),
             Self::Driver(DriverError::Brain(_)) => exit::BRAIN,
+            Self::Driver(DriverError::Impossible(_)) => exit::USAGE,
             Self::Driver(_) | Self::Io { .. } => exit::OTHER,
         }
     }

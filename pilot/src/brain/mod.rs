@@ -1,5 +1,10 @@
 //! The model, over gRPC.
 
+pub mod client;
+pub mod scripted;
+
+pub use client::{AnswerEvent, AnswerStream, BrainClient, BrainOptions, Model};
+
 /// Why the brain did not do what was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BrainError {

@@ -97,7 +97,12 @@ fn records_larger_than_a_chunk_come_back_and_sled_makes_no_files_of_its_own() {
             summary: "s".repeat(size),
         };
         head = journal
-            .append(&run("big"), head, &[entry.clone()], Durability::Synced)
+            .append(
+                &run("big"),
+                head,
+                std::slice::from_ref(&entry),
+                Durability::Synced,
+            )
             .unwrap();
         all.push(entry);
     }

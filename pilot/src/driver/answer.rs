@@ -1,0 +1,204 @@
+//! One answer: read its tokens, journal each once, go on after any break from where the journal is.
+
+use std::time::{Duration, Instant};
+
+use super::{Driver, Halt, wait::Attempts};
+use crate::{
+    brain::{AnswerEvent, AnswerStream, BrainError, client::AnswerSpec},
+    journal::Durability,
+    run::{
+        decide::{answer_limit, answering},
+        entry::{AnswerEnded, Entry},
+        event::RunEvent,
+    },
+};
+
+/// Tokens after which those that came are journaled…
+const FLUSH_TOKENS: usize = 32;
+
+/// …and the time after which they are, few or many.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+
+/// How a stream came to its end.
+enum Broke {
+    /// The answer is complete.
+    Ended(Box<AnswerEnded>),
+    /// The stream is gone; attach again.
+    Lost(BrainError),
+    /// The brain gave the answer up.
+    Failed(String),
+}
+
+impl Driver {
+    /// Reads the answer in the making to its end and commits it.
+    pub(super) async fn stream(&mut self) -> Result<(), Halt> {
+        let began = Instant::now();
+        let mut attempts = Attempts::default();
+        // Grows when the brain gave a generation up: the next one has another name, and by the
+        // brain's promise the same tokens.
+        let mut incarnation = 0;
+        loop {
+            let had = self.received();
+            let broke = self.stream_once(incarnation, began).await?;
+            if self.received() > had {
+                attempts.progress();
+            }
+            match broke {
+                Broke::Ended(ended) => return self.complete(*ended).await,
+                Broke::Lost(error) => self.after_failure(error, &mut attempts).await?,
+                Broke::Failed(reason) => {
+                    incarnation += 1;
+                    self.after_fault(reason, &mut attempts).await?;
+                }
+            }
+        }
+    }
+
+    fn received(&self) -> usize {
+        answering(self.state()).map_or(0, |answering| answering.received.len())
+    }
+
+    async fn stream_once(&mut self, incarnation: u32, began: Instant) -> Result<Broke, Halt> {
+        let cancel = self.parts.cancel.clone();
+        let spec = self.spec(incarnation);
+        let opened = tokio::select! {
+            opened = self.parts.brain.answer(&spec) => opened,
+            () = cancel.cancelled() => return Err(Halt::Stop),
+        };
+        let mut stream = match opened {
+            Ok(stream) => stream,
+            Err(error) => return Ok(Broke::Lost(error)),
+        };
+        self.tell(&RunEvent::AnswerStarted {
+            step: self.state().step,
+            prompt_tokens: spec.prompt.len() as u32,
+            continued_from: spec.received.len() as u32,
+        });
+        let mut pending = Vec::new();
+        let read = self.read(&mut stream, &mut pending, began).await;
+        if let Ok(Broke::Ended(_)) = &read {
+            return read;
+        }
+        // What came before the break is kept, whatever broke.
+        self.keep(&mut pending).await?;
+        read
+    }
+
+    /// Reads to the end of the stream. `pending` are tokens that are not journaled yet.
+    async fn read(
+        &mut self,
+        stream: &mut AnswerStream,
+        pending: &mut Vec<u32>,
+        began: Instant,
+    ) -> Result<Broke, Halt> {
+        let cancel = self.parts.cancel.clone();
+        let mut due = tokio::time::Instant::now() + FLUSH_EVERY;
+        loop {
+            let event = tokio::select! {
+                event = stream.next() => event,
+                () = cancel.cancelled() => return Err(Halt::Stop),
+                () = tokio::time::sleep_until(due), if !pending.is_empty() => {
+                    self.keep(pending).await?;
+                    due = tokio::time::Instant::now() + FLUSH_EVERY;
+                    continue;
+                }
+            };
+            match event {
+                Err(error) => return Ok(Broke::Lost(error)),
+                Ok(AnswerEvent::Failed(reason)) => return Ok(Broke::Failed(reason)),
+                Ok(AnswerEvent::Started { .. }) => {}
+                Ok(AnswerEvent::Tokens {
+                    index,
+                    ids,
+                    text,
+                    drafted,
+                    accepted,
+                }) => {
+                    if pending.is_empty() {
+                        due = tokio::time::Instant::now() + FLUSH_EVERY;
+                    }
+                    pending.extend_from_slice(&ids);
+                    let step = self.state().step;
+                    self.tell(&RunEvent::Tokens {
+                        step,
+                        index,
+                        ids,
+                        text,
+                        drafted,
+                        accepted,
+                    });
+                    self.parts.fail.hit("mid-answer");
+                    if pending.len() >= FLUSH_TOKENS {
+                        self.keep(pending).await?;
+                    }
+                }
+                Ok(AnswerEvent::Ended {
+                    end,
+                    turn,
+                    usage,
+                    fingerprint,
+                }) => {
+                    if fingerprint != self.state().created.model.fingerprint {
+                        let (address, reason) =
+                            (self.parts.brain.address().to_owned(), fingerprint);
+                        return Ok(Broke::Lost(BrainError::OtherModel { address, reason }));
+                    }
+                    return Ok(Broke::Ended(Box::new(AnswerEnded {
+                        index: self.received() as u32,
+                        ids: std::mem::take(pending),
+                        end,
+                        turn,
+                        usage,
+                        elapsed_ms: began.elapsed().as_millis() as u64,
+                    })));
+                }
+            }
+        }
+    }
+
+    fn spec(&self, incarnation: u32) -> AnswerSpec {
+        let state = self.state();
+        let (run, step, attempt) = (self.ledger.run(), state.step, state.attempt);
+        let mut generation = format!("{run}.{step}.{attempt}");
+        if incarnation > 0 {
+            generation.push_str(&format!(".r{incarnation}"));
+        }
+        let answering = answering(state);
+        AnswerSpec {
+            generation,
+            run: run.to_string(),
+            prompt: state.prompt.tokens(),
+            received: answering
+                .map(|answering| answering.received.clone())
+                .unwrap_or_default(),
+            seed: answering.map_or(0, |answering| answering.seed),
+            max_tokens: answer_limit(state),
+            sampling: state.created.sampling.clone(),
+            fingerprint: state.created.model.fingerprint.clone(),
+        }
+    }
+
+    async fn keep(&mut self, pending: &mut Vec<u32>) -> Result<(), Halt> {
+        if pending.is_empty() {
+            return Ok(());
+        }
+        let (index, ids) = (self.received() as u32, std::mem::take(pending));
+        let received = Entry::TokensReceived { index, ids };
+        Ok(self.ledger.commit(vec![received], Durability::Lazy).await?)
+    }
+
+    async fn complete(&mut self, ended: AnswerEnded) -> Result<(), Halt> {
+        let event = RunEvent::AnswerEnded {
+            step: self.state().step,
+            usage: ended.usage,
+            content: ended.turn.content.clone(),
+            calls: ended.turn.calls.len() as u32,
+            elapsed_ms: ended.elapsed_ms,
+        };
+        let entry = Entry::AnswerEnded(Box::new(ended));
+        self.ledger.commit(vec![entry], Durability::Synced).await?;
+        self.tell(&event);
+        self.parts.fail.hit("after-answer");
+        Ok(())
+    }
+}

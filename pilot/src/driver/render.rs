@@ -1,0 +1,148 @@
+//! What is put into the prompt: heads, tool results, nudges. The brain renders, the journal keeps
+//! the tokens, so that no later rendering can differ.
+
+use marathon_proto::brain::{Conversation, Message, Tool};
+
+use super::{Driver, Halt};
+use crate::{
+    journal::Durability,
+    run::{
+        entry::Entry,
+        event::RunEvent,
+        prompt::{self, COMPACTION_NOTE, NUDGE},
+        state::{Answered, Phase},
+    },
+    tools::{ToolCall, ToolOutput},
+};
+
+/// Tries at shortening results that do not fit into half the context.
+const SHORTENINGS: u32 = 8;
+
+impl Driver {
+    /// Renders a head and begins a prompt with it.
+    pub(super) async fn start_prompt(&mut self, first: u64, note: bool) -> Result<(), Halt> {
+        let created = &self.state().created;
+        let goal = if note {
+            format!("{}{COMPACTION_NOTE}", created.goal)
+        } else {
+            created.goal.clone()
+        };
+        let conversation = Conversation {
+            messages: vec![
+                message("system", created.system.clone()),
+                message("user", goal),
+            ],
+            tools: self.declared(),
+            enable_thinking: false,
+        };
+        let head = self.render(conversation, Vec::new()).await?;
+        let before = self.state().prompt.len();
+        let started = Entry::PromptStarted {
+            head,
+            first_exchange: first,
+        };
+        self.ledger.commit(vec![started], Durability::Lazy).await?;
+        if note {
+            let prompt = &self.state().prompt;
+            self.tell(&RunEvent::Compacted {
+                from_tokens: before as u32,
+                to_tokens: prompt.len() as u32,
+                kept: prompt.exchanges.len() as u64,
+            });
+            self.parts.fail.hit("after-compaction");
+        }
+        Ok(())
+    }
+
+    /// Puts the results of an answer's calls after it.
+    pub(super) async fn append_results(
+        &mut self,
+        results: Vec<(ToolCall, ToolOutput)>,
+    ) -> Result<(), Halt> {
+        let cap = self.state().created.context_limit as usize / 2;
+        let mut longest = usize::MAX;
+        for attempt in 0.. {
+            let messages = results.iter().map(|(call, output)| Message {
+                role: "tool".into(),
+                content: prompt::shorten(&output.text, longest),
+                tool_call_id: call.id.clone(),
+                name: call.name.clone(),
+                ..Message::default()
+            });
+            let ids = self.render_after_answer(messages.collect()).await?;
+            if ids.len() <= cap || attempt == SHORTENINGS {
+                return self.append(ids, false).await;
+            }
+            let now = results
+                .iter()
+                .map(|(_, output)| output.text.len().min(longest))
+                .max();
+            // In proportion, and a little more, so that few tries are needed.
+            longest = (now.unwrap_or(0) as f64 * 0.9 * cap as f64 / ids.len() as f64) as usize;
+        }
+        Ok(())
+    }
+
+    /// Asks for a tool call.
+    pub(super) async fn nudge(&mut self) -> Result<(), Halt> {
+        let ids = self
+            .render_after_answer(vec![message("user", NUDGE.to_owned())])
+            .await?;
+        self.append(ids, true).await?;
+        let count = self.state().nudges;
+        self.tell(&RunEvent::Nudged { count });
+        Ok(())
+    }
+
+    async fn append(&mut self, ids: Vec<u32>, nudge: bool) -> Result<(), Halt> {
+        let appended = Entry::MessagesAppended { ids, nudge };
+        self.ledger.commit(vec![appended], Durability::Lazy).await?;
+        self.parts.fail.hit("after-append");
+        Ok(())
+    }
+
+    async fn render_after_answer(&mut self, messages: Vec<Message>) -> Result<Vec<u32>, Halt> {
+        let conversation = Conversation {
+            messages,
+            tools: self.declared(),
+            enable_thinking: false,
+        };
+        let mut tokens = self.state().prompt.tokens();
+        if let Phase::Answered(answered) = &self.state().phase {
+            let Answered { tokens: answer, .. } = &**answered;
+            tokens.extend_from_slice(answer);
+        }
+        self.render(conversation, tokens).await
+    }
+
+    async fn render(&mut self, what: Conversation, after: Vec<u32>) -> Result<Vec<u32>, Halt> {
+        self.check_model().await?;
+        self.ask(|brain| {
+            let (what, after) = (what.clone(), after.clone());
+            async move { brain.render(what, after).await }
+        })
+        .await
+    }
+
+    fn declared(&self) -> Vec<Tool> {
+        let tool = |tool: crate::tools::Declaration| Tool {
+            name: tool.name,
+            description: tool.description,
+            parameters_json: tool.parameters_json,
+        };
+        self.parts
+            .tools
+            .declarations()
+            .into_iter()
+            .map(tool)
+            .collect()
+    }
+}
+
+fn message(role: &str, content: String) -> Message {
+    Message {
+        role: role.into(),
+        content,
+        ..Message::default()
+    }
+}
