@@ -7,3 +7,4 @@
 pub mod backend;
 pub mod engine;
 pub mod sched;
+pub mod text;

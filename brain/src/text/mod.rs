@@ -1,0 +1,25 @@
+//! Messages to tokens and tokens to messages: one path for every front end.
+//!
+//! Down: [`conversation`] → [`template`] (with [`guard`]) → [`tokenizer`]; or [`append`], which
+//! continues a list of tokens. Up: tokens → [`visible`] ([`detok`], [`stop`]) → [`turn`] and [`args`];
+//! [`stream`] is all of that in one.
+
+pub mod append;
+pub mod args;
+pub mod conversation;
+pub mod detok;
+pub mod guard;
+mod json;
+pub mod markers;
+mod python;
+pub mod schema;
+pub mod stop;
+pub mod stream;
+mod strftime;
+pub mod template;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod tokenizer;
+pub mod turn;
+mod typing;
+pub mod visible;

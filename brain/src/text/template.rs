@@ -1,0 +1,217 @@
+//! The checkpoint's chat template: messages and tools to token ids.
+
+use std::{
+    fs,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use minijinja::{Environment, Error, ErrorKind, value::Value as Jinja};
+use serde_json::{Value, json};
+
+use super::{
+    conversation::{Conversation, ConversationError, Tool, check_name, message_value},
+    guard::{Guard, NoMark},
+    json, python,
+    schema::{Schema, SchemaError},
+    strftime,
+    tokenizer::{Tokenizer, TokenizerError},
+};
+use crate::sched::types::TokenId;
+
+/// Why a conversation could not be rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// The file cannot be read.
+    #[error("cannot read the chat template {path}: {reason}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// The template does not parse.
+    #[error("the chat template is not valid: {0}")]
+    Syntax(String),
+    /// The template refused the conversation, or failed on it.
+    #[error("the chat template refuses this conversation: {0}")]
+    Refused(String),
+    /// A tool's parameters.
+    #[error("parameters of tool {tool:?}: {error}")]
+    Schema {
+        /// The tool.
+        tool: String,
+        /// What is wrong.
+        error: SchemaError,
+    },
+    /// The messages themselves.
+    #[error(transparent)]
+    Conversation(#[from] ConversationError),
+    /// The text cannot be protected.
+    #[error(transparent)]
+    Mark(#[from] NoMark),
+    /// The tokenizer failed.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// A compiled chat template.
+pub struct Template {
+    env: Environment<'static>,
+    hash: blake3::Hash,
+}
+
+const NAME: &str = "chat_template";
+/// Work that one rendering may do; a conversation of a million characters takes a small part.
+const FUEL: u64 = 50_000_000;
+
+impl Template {
+    /// Compiles a `chat_template.jinja`.
+    pub fn from_file(path: &Path) -> Result<Self, TemplateError> {
+        let source = fs::read_to_string(path).map_err(|error| TemplateError::Read {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        })?;
+        Self::new(&source)
+    }
+
+    /// Compiles template source.
+    pub fn new(source: &str) -> Result<Self, TemplateError> {
+        let mut env = Environment::new();
+        env.set_trim_blocks(true);
+        env.set_lstrip_blocks(true);
+        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        env.set_fuel(Some(FUEL));
+        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        env.set_formatter(|out, _state, value| {
+            let mut text = String::new();
+            python::display(value, &mut text);
+            out.write_str(&text).map_err(Error::from)
+        });
+        env.add_function(
+            "raise_exception",
+            |message: String| -> Result<Jinja, Error> {
+                Err(Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
+        env.add_function("strftime_now", |pattern: String| {
+            let now = SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default();
+            strftime::format(&pattern, now.as_secs())
+        });
+        env.add_filter("tojson", |value: Jinja| -> Result<Jinja, Error> {
+            let text = json::dumps(&value)
+                .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+            Ok(Jinja::from_safe_string(text))
+        });
+        env.add_template_owned(NAME, source.to_owned())
+            .map_err(|error| TemplateError::Syntax(describe(&error)))?;
+        Ok(Self {
+            env,
+            hash: blake3::hash(source.as_bytes()),
+        })
+    }
+
+    /// Hash of the source.
+    pub fn hash(&self) -> blake3::Hash {
+        self.hash
+    }
+
+    /// Renders a conversation and encodes it. Spelled special tokens in messages stay text.
+    pub fn encode(
+        &self,
+        conversation: &Conversation,
+        generation_prompt: bool,
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<TokenId>, TemplateError> {
+        let inputs = inputs(conversation)?;
+        let guard = Guard::new(&inputs, tokenizer.special_firsts())?;
+        let text = self.render_value(
+            &guard.protect_value(&inputs),
+            conversation.thinking,
+            generation_prompt,
+        )?;
+        Ok(tokenizer.encode_guarded(&text, &guard)?)
+    }
+
+    /// Renders a conversation to text, as the reference does: nothing is protected.
+    pub fn render(
+        &self,
+        conversation: &Conversation,
+        generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
+        self.render_value(
+            &inputs(conversation)?,
+            conversation.thinking,
+            generation_prompt,
+        )
+    }
+
+    fn render_value(
+        &self,
+        inputs: &Value,
+        thinking: bool,
+        generation_prompt: bool,
+    ) -> Result<String, TemplateError> {
+        let refused = |error: Error| TemplateError::Refused(describe(&error));
+        let tools = match &inputs["tools"] {
+            Value::Array(tools) if tools.is_empty() => Jinja::from(()),
+            tools => Jinja::from_serialize(tools),
+        };
+        self.env
+            .get_template(NAME)
+            .map_err(refused)?
+            .render(minijinja::context! {
+                messages => Jinja::from_serialize(&inputs["messages"]),
+                tools => tools,
+                add_generation_prompt => generation_prompt,
+                enable_thinking => thinking,
+                preserve_thinking => false,
+                bos_token => "<bos>",
+                eos_token => "<eos>",
+            })
+            .map_err(refused)
+    }
+}
+
+/// The error with its cause, and the line when it is the template's.
+fn describe(error: &Error) -> String {
+    match (error.detail(), error.line()) {
+        (Some(detail), Some(line)) => format!("{detail} (line {line})"),
+        (Some(detail), None) => detail.to_owned(),
+        (None, _) => error.to_string(),
+    }
+}
+
+fn inputs(conversation: &Conversation) -> Result<Value, TemplateError> {
+    if conversation.messages.is_empty() {
+        return Err(ConversationError::Empty.into());
+    }
+    for call in conversation.messages.iter().flat_map(|m| &m.calls) {
+        check_name("a tool call", &call.name)?;
+    }
+    let messages: Vec<Value> = conversation.messages.iter().map(message_value).collect();
+    let tools = conversation
+        .tools
+        .iter()
+        .map(tool_value)
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(json!({ "messages": messages, "tools": tools }))
+}
+
+fn tool_value(tool: &Tool) -> Result<Value, TemplateError> {
+    check_name("a tool", &tool.name)?;
+    let mut function = json!({ "name": tool.name, "description": tool.description });
+    if let Some(parameters) = tool.parameters.as_ref().filter(|map| !map.is_empty()) {
+        let schema = Schema::parse(parameters).map_err(|error| TemplateError::Schema {
+            tool: tool.name.clone(),
+            error,
+        })?;
+        function["parameters"] = schema.to_template();
+    }
+    Ok(json!({ "type": "function", "function": function }))
+}
+
+#[cfg(test)]
+mod tests;

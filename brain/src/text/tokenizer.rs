@@ -1,0 +1,332 @@
+//! Text to token ids and back.
+//!
+//! Text from a message never makes a special token: whoever spells `<|turn>` in a prompt gets the
+//! ordinary tokens of those characters. Only text that this program wrote (a rendered template)
+//! is read with special tokens on, and there the parts that came from messages are marked
+//! ([`super::guard`]).
+
+use std::{collections::HashMap, fs, path::Path};
+
+use tokenizers::AddedToken;
+
+use super::{detok, guard::Guard, markers::Markers};
+use crate::sched::types::TokenId;
+
+/// What is wrong with a tokenizer, or with a text given to it.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    /// The file cannot be read.
+    #[error("cannot read the tokenizer {path}: {reason}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// Not a tokenizer, or not one of Gemma's kind.
+    #[error("{origin} is not a usable Gemma tokenizer: {reason}")]
+    Unusable {
+        /// File or "the embedded tokenizer".
+        origin: String,
+        /// Why.
+        reason: String,
+    },
+    /// Tokenizer and model disagree about the vocabulary.
+    #[error(
+        "the tokenizer does not match the model: it has {tokenizer} tokens, the model's vocabulary {model}; take tokenizer.json from the same checkpoint"
+    )]
+    Vocabulary {
+        /// Highest token id plus one.
+        tokenizer: usize,
+        /// The model's `vocab_size`.
+        model: usize,
+    },
+    /// The library could not encode a text.
+    #[error("cannot encode the text: {0}")]
+    Encode(String),
+}
+
+/// What a token id stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenText<'a> {
+    /// Bytes of text, possibly a part of a character.
+    Bytes(&'a [u8]),
+    /// A special token and its spelling.
+    Special(&'a str),
+    /// No token has this id.
+    Unknown,
+}
+
+/// A Gemma tokenizer: byte-fallback BPE with special tokens.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    markers: Markers,
+    /// Bytes of all tokens, one after the other, spellings for the special ones.
+    bytes: Vec<u8>,
+    /// Token `i` is `bytes[ends[i - 1] .. ends[i]]`.
+    ends: Vec<u32>,
+    class: Vec<Class>,
+    specials: HashMap<String, TokenId>,
+    /// Lengths in bytes of the special spellings, longest first.
+    special_lengths: Vec<usize>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Class {
+    Text,
+    Special,
+    Unknown,
+}
+
+/// A model's vocabulary may be padded up to a multiple of this.
+const VOCABULARY_PADDING: usize = 128;
+
+impl Tokenizer {
+    /// Reads a `tokenizer.json`.
+    pub fn from_file(path: &Path) -> Result<Self, TokenizerError> {
+        let bytes = fs::read(path).map_err(|error| TokenizerError::Read {
+            path: path.display().to_string(),
+            reason: error.to_string(),
+        })?;
+        Self::from_bytes(&bytes, &path.display().to_string())
+    }
+
+    /// Reads the bytes of a `tokenizer.json`; `origin` names them in errors.
+    pub fn from_bytes(bytes: &[u8], origin: &str) -> Result<Self, TokenizerError> {
+        let unusable = |reason: String| TokenizerError::Unusable {
+            origin: origin.to_owned(),
+            reason,
+        };
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
+            .map_err(|error| unusable(error.to_string()))?;
+        check_decoder(&inner).map_err(unusable)?;
+        inner
+            .with_truncation(None)
+            .map_err(|error| unusable(error.to_string()))?;
+        inner.with_padding(None);
+
+        let markers = Markers::find(|spelling| inner.token_to_id(spelling))
+            .map_err(|missing| unusable(format!("it has no token {missing}")))?;
+        // Markers are special whatever the file says, so that no text can make one.
+        let as_special = Markers::SPELLINGS
+            .iter()
+            .map(|s| AddedToken::from(*s, true).normalized(false));
+        inner
+            .add_special_tokens(as_special)
+            .map_err(|error| unusable(error.to_string()))?;
+        inner.set_encode_special_tokens(true);
+
+        let specials: HashMap<String, TokenId> = inner
+            .get_added_tokens_decoder()
+            .into_iter()
+            .filter(|(_, token)| token.special && !token.content.is_empty())
+            .map(|(id, token)| (token.content, id))
+            .collect();
+        let mut special_lengths: Vec<usize> = specials.keys().map(String::len).collect();
+        special_lengths.sort_unstable_by(|a, b| b.cmp(a));
+        special_lengths.dedup();
+
+        let size = inner
+            .get_vocab(true)
+            .values()
+            .max()
+            .map_or(0, |id| *id as usize + 1);
+        if size > MAX_VOCABULARY {
+            return Err(unusable(format!("its highest token id is {}", size - 1)));
+        }
+        let mut table = Self {
+            inner,
+            markers,
+            bytes: Vec::new(),
+            ends: Vec::with_capacity(size),
+            class: Vec::with_capacity(size),
+            specials,
+            special_lengths,
+        };
+        table.fill(size);
+        Ok(table)
+    }
+
+    fn fill(&mut self, size: usize) {
+        let special_ids: HashMap<TokenId, String> = self
+            .specials
+            .iter()
+            .map(|(spelling, id)| (*id, spelling.clone()))
+            .collect();
+        for id in 0..size as TokenId {
+            let class = if let Some(spelling) = special_ids.get(&id) {
+                self.bytes.extend_from_slice(spelling.as_bytes());
+                Class::Special
+            } else if let Some(token) = self.inner.id_to_token(id) {
+                detok::token_bytes(&token, &mut self.bytes);
+                Class::Text
+            } else {
+                Class::Unknown
+            };
+            self.class.push(class);
+            self.ends.push(self.bytes.len() as u32);
+        }
+    }
+
+    /// Highest token id plus one.
+    pub fn vocab_size(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Refuses a model whose vocabulary is not this tokenizer's.
+    pub fn check_vocabulary(&self, model: usize) -> Result<(), TokenizerError> {
+        let tokenizer = self.vocab_size();
+        if tokenizer > model || tokenizer.next_multiple_of(VOCABULARY_PADDING) < model {
+            return Err(TokenizerError::Vocabulary { tokenizer, model });
+        }
+        Ok(())
+    }
+
+    /// The structural tokens.
+    pub fn markers(&self) -> &Markers {
+        &self.markers
+    }
+
+    /// What a token stands for.
+    pub fn token(&self, id: TokenId) -> TokenText<'_> {
+        let index = id as usize;
+        let Some(class) = self.class.get(index) else {
+            return TokenText::Unknown;
+        };
+        let start = if index == 0 {
+            0
+        } else {
+            self.ends[index - 1] as usize
+        };
+        let bytes = &self.bytes[start..self.ends[index] as usize];
+        match class {
+            Class::Text => TokenText::Bytes(bytes),
+            Class::Special => TokenText::Special(std::str::from_utf8(bytes).unwrap_or_default()),
+            Class::Unknown => TokenText::Unknown,
+        }
+    }
+
+    /// Encodes plain text. Nothing in it becomes a special token; no bos is added.
+    pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        let mut ids = Vec::new();
+        self.encode_plain(text, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// Encodes text in which spelled special tokens are meant.
+    pub fn encode_with_specials(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        self.split_specials(text, |plain| plain.to_owned())
+    }
+
+    /// Encodes a rendered template: special tokens are recognised except where `guard` broke
+    /// their spelling.
+    pub fn encode_guarded(
+        &self,
+        text: &str,
+        guard: &Guard,
+    ) -> Result<Vec<TokenId>, TokenizerError> {
+        self.split_specials(text, |plain| guard.release(plain))
+    }
+
+    /// Token ids to text; bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[TokenId], skip_special: bool) -> String {
+        let mut text = String::new();
+        let mut stream = detok::Detok::default();
+        for &id in ids {
+            match self.token(id) {
+                TokenText::Bytes(bytes) => stream.push(bytes, &mut text),
+                TokenText::Special(spelling) => {
+                    stream.finish(&mut text);
+                    if !skip_special {
+                        text.push_str(spelling);
+                    }
+                }
+                TokenText::Unknown => {}
+            }
+        }
+        stream.finish(&mut text);
+        text
+    }
+
+    /// First bytes of the special spellings: what a guard has to watch.
+    pub(super) fn special_firsts(&self) -> Vec<char> {
+        let mut firsts: Vec<char> = self
+            .specials
+            .keys()
+            .filter_map(|s| s.chars().next())
+            .collect();
+        firsts.sort_unstable();
+        firsts.dedup();
+        firsts
+    }
+
+    fn encode_plain(&self, text: &str, ids: &mut Vec<TokenId>) -> Result<(), TokenizerError> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        let encoding = self
+            .inner
+            .encode_fast(text, false)
+            .map_err(|error| TokenizerError::Encode(error.to_string()))?;
+        ids.extend_from_slice(encoding.get_ids());
+        Ok(())
+    }
+
+    fn split_specials(
+        &self,
+        text: &str,
+        mut plain: impl FnMut(&str) -> String,
+    ) -> Result<Vec<TokenId>, TokenizerError> {
+        let mut ids = Vec::new();
+        let firsts = self.special_firsts();
+        let mut start = 0;
+        let mut at = 0;
+        while let Some(found) = text[at..].find(|c| firsts.contains(&c)) {
+            at += found;
+            match self.special_at(&text[at..]) {
+                Some((id, length)) => {
+                    self.encode_plain(&plain(&text[start..at]), &mut ids)?;
+                    ids.push(id);
+                    at += length;
+                    start = at;
+                }
+                None => at += text[at..].chars().next().map_or(1, char::len_utf8),
+            }
+        }
+        self.encode_plain(&plain(&text[start..]), &mut ids)?;
+        Ok(ids)
+    }
+
+    /// The longest special token spelled at the start of `text`.
+    fn special_at(&self, text: &str) -> Option<(TokenId, usize)> {
+        self.special_lengths.iter().find_map(|&length| {
+            let id = self.specials.get(text.get(..length)?)?;
+            Some((*id, length))
+        })
+    }
+}
+
+/// More than any model has, and small enough for the tables.
+const MAX_VOCABULARY: usize = 1 << 22;
+
+/// Refuses a decoder other than Gemma's, because [`detok`] does its work.
+fn check_decoder(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
+    let decoder = serde_json::to_value(tokenizer.get_decoder()).map_err(|e| e.to_string())?;
+    let steps = match decoder["decoders"].as_array() {
+        Some(steps) => steps.clone(),
+        None => vec![decoder],
+    };
+    for step in &steps {
+        match step["type"].as_str() {
+            Some("ByteFallback" | "Fuse") => {}
+            Some("Replace") if step["content"] == " " && step["pattern"]["String"] == "▁" => {}
+            other => {
+                return Err(format!(
+                    "its decoder has the step {}; Gemma's are Replace \"▁\" by \" \", ByteFallback and Fuse",
+                    other.unwrap_or("(none)")
+                ));
+            }
+        }
+    }
+    Ok(())
+}
