@@ -7,7 +7,7 @@ use super::{
     stop::StopFinder,
     tokenizer::{TokenText, Tokenizer},
 };
-use crate::sched::types::TokenId;
+use crate::sched::{request::StopCheck, types::TokenId};
 
 /// What a token completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,9 +99,10 @@ impl StopStrings {
     pub fn new(tokenizer: Arc<Tokenizer>, strings: &[String], min_tokens: u32) -> Self {
         Self(VisibleText::new(tokenizer, strings, min_tokens))
     }
+}
 
-    /// Takes the next generated token; true once the text contains a stop string.
-    pub fn push(&mut self, token: TokenId) -> bool {
+impl StopCheck for StopStrings {
+    fn push(&mut self, token: TokenId) -> bool {
         self.0.push(token, &mut |_| {});
         self.0.stopped()
     }
