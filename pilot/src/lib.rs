@@ -6,6 +6,7 @@
 
 pub mod brain;
 pub mod config;
+pub mod demo;
 pub mod driver;
 pub mod error;
 pub mod journal;
