@@ -12,3 +12,4 @@ pub mod error;
 pub mod journal;
 pub mod run;
 pub mod tools;
+pub mod ui;

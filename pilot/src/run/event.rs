@@ -1,13 +1,13 @@
 //! What a view is told while a run goes on. Events follow the journal: an event about a fact is sent
 //! after the fact is committed, except tokens, which are shown as they come.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::entry::{ResultOrigin, RunId, Usage};
 use crate::tools::Class;
 
 /// One thing that happened.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum RunEvent {
     /// A pilot took the run up: first event of every process.
@@ -139,7 +139,7 @@ pub enum RunEvent {
 }
 
 /// Sums over a run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Answers accepted.
     pub answers: u64,
