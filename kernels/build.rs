@@ -17,7 +17,16 @@ use std::{
 };
 
 /// A unit: `cuda/NAME.cu`. Each becomes an image of the same name.
-const UNITS: &[&str] = &["linear", "linear_large", "pack"];
+const UNITS: &[&str] = &[
+    "linear",
+    "linear_large",
+    "attention",
+    "pack",
+    "norm",
+    "heads",
+    "rows",
+    "sample",
+];
 
 /// Exact targets, no PTX: a missing image is a clear error, never a slow surprise.
 const TARGETS: &[&str] = &["90a", "100a", "103a", "120a", "121a"];

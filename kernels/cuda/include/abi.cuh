@@ -45,3 +45,91 @@ struct PackArgs {
 };
 static_assert(sizeof(PackArgs) == 56, "mirrored in abi.rs");
 static_assert(offsetof(PackArgs, n) == 40, "mirrored in abi.rs");
+
+// Attention over pages, and the merge of its splits.
+struct AttentionArgs {
+    dptr q;            // bf16 [rows][ldq], heads one behind the other
+    dptr kv;           // the layer's pages
+    dptr table;        // uint32 [seqs][table_pitch]: pages
+    dptr table_first;  // uint32 [seqs]: which page of the sequence table[seq][0] is
+    dptr spans;        // uint32 x 4 [spans]: first row, rows, sequence, unused
+    dptr ends;         // uint32 [rows]: keys before this position are seen
+    dptr partial;      // fp32 [rows][heads][splits][head_dim]
+    dptr weight;       // fp32 [rows][heads][splits][2]: maximum, sum
+    dptr out;          // bf16 [rows][ldo]
+    uint32_t heads, kv_heads;
+    uint32_t page;     // slots of a page
+    uint32_t window;   // keys a row sees at most; 0: all
+    uint32_t ldq, ldo;
+    uint32_t splits, table_pitch;
+};
+static_assert(sizeof(AttentionArgs) == 104, "mirrored in abi.rs");
+static_assert(offsetof(AttentionArgs, heads) == 72, "mirrored in abi.rs");
+
+// Norms over whole rows, width a multiple of 8 up to 8192; bf16 rows, fp32 weights.
+struct NormArgs {
+    dptr x;       // [rows][ldx]; add_norm and sum_norms write it
+    dptr branch;  // [rows][ldb]
+    dptr weight;  // of norm, or of the norm that branch gets
+    dptr other;   // add_norm: weights of the next norm, or 0; sum_norms: of the norm that x gets
+    dptr out;     // [rows][ldo]
+    uint32_t width;
+    uint32_t ldx, ldb, ldo;
+    float eps;    // of weight
+    float other_eps;
+    float scale;  // add_norm: of the stream after the sum
+    uint32_t pad;
+};
+static_assert(sizeof(NormArgs) == 72, "mirrored in abi.rs");
+static_assert(offsetof(NormArgs, width) == 40, "mirrored in abi.rs");
+
+// Norms and turns heads in place, and stores keys and values.
+struct HeadsArgs {
+    dptr qkv;          // bf16 [rows][ld]: queries, then keys, then values
+    dptr q_norm;       // fp32 [head_dim]
+    dptr k_norm;       // fp32 [head_dim]; 0: queries only
+    dptr turns;        // fp32 x 2 [positions][pairs]: cosine, sine
+    dptr positions;    // uint32 [rows]
+    dptr row_seq;      // uint32 [rows]
+    dptr kv;           // the layer's pages (attention.cu)
+    dptr table;        // as in AttentionArgs
+    dptr table_first;
+    uint32_t heads, kv_heads;
+    uint32_t ld, pairs;
+    uint32_t page, table_pitch;
+    uint32_t from_values;  // 1: no separate values; keys are formed from the stored values
+    float eps;
+};
+static_assert(sizeof(HeadsArgs) == 104, "mirrored in abi.rs");
+static_assert(offsetof(HeadsArgs, heads) == 72, "mirrored in abi.rs");
+
+// Element by element, and reads by token.
+struct RowsArgs {
+    dptr a;        // the kernel's comment says what
+    dptr b;
+    dptr out;
+    dptr weight;   // layer_inputs: fp32 [width]
+    dptr index;    // uint32 [rows]: tokens, or source rows
+    uint32_t rows, width;
+    uint32_t lda, ldb, ldo;
+    uint32_t count;   // layer_inputs: layers
+    float scale, other_scale, eps;
+    uint32_t packed;  // embed: the table lies in packed tiles
+};
+static_assert(sizeof(RowsArgs) == 80, "mirrored in abi.rs");
+static_assert(offsetof(RowsArgs, rows) == 40, "mirrored in abi.rs");
+
+// Position-keyed Gumbel argmax.
+struct SampleArgs {
+    dptr logits;       // fp32 [rows][ld]
+    dptr temperature;  // fp32 [rows]; not above 0: greedy
+    dptr seed;         // uint64 [rows]
+    dptr position;     // uint64 [rows]: of the token being chosen
+    dptr best;         // uint64 [rows][chunks]
+    dptr token;        // uint32 [rows]
+    uint32_t vocab, ld;
+    uint32_t chunks;
+    uint32_t pad;
+};
+static_assert(sizeof(SampleArgs) == 64, "mirrored in abi.rs");
+static_assert(offsetof(SampleArgs, vocab) == 48, "mirrored in abi.rs");

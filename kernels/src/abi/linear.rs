@@ -1,11 +1,8 @@
-//! Parameter blocks of the kernels, field for field those of `cuda/include/abi.cuh`.
-//!
-//! Device addresses are 64-bit words. The compiler of either side asserts the same sizes.
+//! Products over packed weights: parameter blocks and launch plans.
 
 use std::mem::{offset_of, size_of};
 
-/// A device address; 0 is none.
-pub type DevicePtr = u64;
+use super::DevicePtr;
 
 /// Columns of a granule of packed weights.
 pub const GRANULE: usize = 64;

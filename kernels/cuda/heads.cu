@@ -1,0 +1,155 @@
+// Norms and turns queries and keys, norms values, and writes keys and values to their pages.
+//
+// Floor: a launch; the bytes are tens of kilobytes a row. A warp has a head. A lane holds as many
+// elements of the lower half of the head as of the upper half, the partners it turns them with, so
+// nothing but the sum of squares crosses lanes.
+//
+// Compiled for all targets; not yet run.
+#include "abi.cuh"
+#include "math.cuh"
+#include "ptx.cuh"
+
+namespace {
+
+// D/64 elements of each half of a head.
+template <int D>
+struct Part {
+    static constexpr int N = D / 64;
+    float low[N], high[N];
+};
+
+template <int N>
+__device__ __forceinline__ void read_some(const uint16_t* p, float (&v)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) v[i] = from_bf16(p[i]);
+}
+
+template <int N>
+__device__ __forceinline__ void write_some(uint16_t* p, const float (&v)[N]) {
+    if constexpr (N == 1) {
+        p[0] = to_bf16(v[0]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2)
+            *reinterpret_cast<uint32_t*>(p + i) = pack_bf16(v[i], v[i + 1]);
+    }
+}
+
+template <int D>
+__device__ __forceinline__ Part<D> read_head(const uint16_t* head, uint32_t lane) {
+    Part<D> p;
+    read_some(head + lane * Part<D>::N, p.low);
+    read_some(head + D / 2 + lane * Part<D>::N, p.high);
+    return p;
+}
+
+template <int D>
+__device__ __forceinline__ void write_head(uint16_t* head, uint32_t lane, const Part<D>& p) {
+    write_some(head + lane * Part<D>::N, p.low);
+    write_some(head + D / 2 + lane * Part<D>::N, p.high);
+}
+
+// Divided by its root mean square and multiplied by the weights, if any; rounded.
+template <int D>
+__device__ __forceinline__ void norm_head(Part<D>& p, const float* weight, float eps,
+                                          uint32_t lane) {
+    constexpr int N = Part<D>::N;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < N; i++) sum += p.low[i] * p.low[i];
+#pragma unroll
+    for (int i = 0; i < N; i++) sum += p.high[i] * p.high[i];
+#pragma unroll
+    for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    const float inverse = 1.0f / sqrtf(sum / static_cast<float>(D) + eps);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        p.low[i] = p.low[i] * inverse;
+        p.high[i] = p.high[i] * inverse;
+        if (weight) {
+            p.low[i] = p.low[i] * weight[lane * N + i];
+            p.high[i] = p.high[i] * weight[D / 2 + lane * N + i];
+        }
+        p.low[i] = round_bf16(p.low[i]);
+        p.high[i] = round_bf16(p.high[i]);
+    }
+}
+
+// Turns the first `pairs` pairs and rounds.
+template <int D>
+__device__ __forceinline__ void turn(Part<D>& p, const float2* turns, uint32_t pairs,
+                                     uint32_t lane) {
+    constexpr int N = Part<D>::N;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const uint32_t j = lane * N + i;
+        if (j < pairs) {
+            const float2 t = turns[j];
+            const float low = p.low[i], high = p.high[i];
+            p.low[i] = low * t.x - high * t.y;
+            p.high[i] = high * t.x + low * t.y;
+        }
+        p.low[i] = round_bf16(p.low[i]);
+        p.high[i] = round_bf16(p.high[i]);
+    }
+}
+
+template <int D>
+__device__ __forceinline__ void run(const HeadsArgs& a) {
+    let_dependents_start();
+    wait_for_inputs();
+    const uint32_t lane = threadIdx.x % 32, row = blockIdx.y;
+    uint32_t unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+    uint16_t* x = reinterpret_cast<uint16_t*>(a.qkv) + static_cast<uint64_t>(row) * a.ld;
+    const uint32_t position = reinterpret_cast<const uint32_t*>(a.positions)[row];
+    const float2* turns = reinterpret_cast<const float2*>(a.turns) +
+                          static_cast<uint64_t>(position) * a.pairs;
+    if (unit < a.heads) {
+        Part<D> q = read_head<D>(x + unit * D, lane);
+        norm_head(q, reinterpret_cast<const float*>(a.q_norm), a.eps, lane);
+        turn(q, turns, a.pairs, lane);
+        write_head(x + unit * D, lane, q);
+        return;
+    }
+    unit -= a.heads;
+    if (!a.k_norm || unit >= a.kv_heads) return;
+    const uint32_t seq = reinterpret_cast<const uint32_t*>(a.row_seq)[row];
+    const uint32_t* table =
+        reinterpret_cast<const uint32_t*>(a.table) + static_cast<uint64_t>(seq) * a.table_pitch;
+    const uint32_t page =
+        table[position / a.page - reinterpret_cast<const uint32_t*>(a.table_first)[seq]];
+    uint16_t* keys = reinterpret_cast<uint16_t*>(a.kv) +
+                     ((static_cast<uint64_t>(page) * a.kv_heads + unit) * 2 * a.page +
+                      position % a.page) * D;
+    uint16_t* values = keys + static_cast<uint64_t>(a.page) * D;
+    const float* k_norm = reinterpret_cast<const float*>(a.k_norm);
+
+    const uint16_t* k_at = x + (a.heads + unit) * D;
+    const uint16_t* v_at = a.from_values ? k_at : k_at + a.kv_heads * D;
+    Part<D> v = read_head<D>(v_at, lane);
+    norm_head(v, nullptr, a.eps, lane);
+    write_head(values, lane, v);
+    Part<D> k;
+    if (a.from_values) {
+        // turn(weight * value), rounded once at the end.
+        k = v;
+#pragma unroll
+        for (int i = 0; i < Part<D>::N; i++) {
+            k.low[i] = k.low[i] * k_norm[lane * Part<D>::N + i];
+            k.high[i] = k.high[i] * k_norm[D / 2 + lane * Part<D>::N + i];
+        }
+    } else {
+        k = read_head<D>(k_at, lane);
+        norm_head(k, k_norm, a.eps, lane);
+    }
+    turn(k, turns, a.pairs, lane);
+    write_head(keys, lane, k);
+}
+
+}  // namespace
+
+// Grid (blocks of warps over heads and KV heads, rows).
+extern "C" __global__ void heads_d64(const __grid_constant__ HeadsArgs a) { run<64>(a); }
+extern "C" __global__ void heads_d128(const __grid_constant__ HeadsArgs a) { run<128>(a); }
+extern "C" __global__ void heads_d256(const __grid_constant__ HeadsArgs a) { run<256>(a); }
+extern "C" __global__ void heads_d512(const __grid_constant__ HeadsArgs a) { run<512>(a); }

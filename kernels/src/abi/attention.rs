@@ -1,0 +1,156 @@
+//! Attention over pages: parameter block, split grid and launch plan.
+
+use std::mem::{offset_of, size_of};
+
+use super::DevicePtr;
+
+/// Keys of a tile; pages hold a multiple of it.
+pub const TILE_KEYS: usize = 32;
+
+/// Attention over pages, and the merge of its splits.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct AttentionArgs {
+    /// bf16 `[rows][ldq]`, heads one behind the other.
+    pub q: DevicePtr,
+    /// The layer's pages: `[page][kv head][keys, then values][slot][element]`, bf16.
+    pub kv: DevicePtr,
+    /// `u32 [seqs][table_pitch]`: pages.
+    pub table: DevicePtr,
+    /// `u32 [seqs]`: which page of the sequence `table[seq][0]` is.
+    pub table_first: DevicePtr,
+    /// `[u32; 4]` per span: first row, rows, sequence, unused.
+    pub spans: DevicePtr,
+    /// `u32 [rows]`: keys before this position are seen.
+    pub ends: DevicePtr,
+    /// fp32 `[rows][heads][splits][head_dim]`.
+    pub partial: DevicePtr,
+    /// fp32 `[rows][heads][splits][2]`.
+    pub weight: DevicePtr,
+    /// bf16 `[rows][ldo]`.
+    pub out: DevicePtr,
+    /// Query heads.
+    pub heads: u32,
+    /// Heads of keys and values.
+    pub kv_heads: u32,
+    /// Slots of a page.
+    pub page: u32,
+    /// Keys a row sees at most; 0: all.
+    pub window: u32,
+    /// Pitch of q.
+    pub ldq: u32,
+    /// Pitch of out.
+    pub ldo: u32,
+    /// Pitch of the partial results: [`splits_of_row`] of the longest row, or more.
+    pub splits: u32,
+    /// Pitch of the table.
+    pub table_pitch: u32,
+}
+
+const _: () = assert!(size_of::<AttentionArgs>() == 104 && offset_of!(AttentionArgs, heads) == 72);
+
+/// The split that a position falls into (`cuda/include/splits.cuh`).
+pub fn split_of(position: usize, sliding: bool) -> usize {
+    match position {
+        p if sliding || p < 4096 => p / 128,
+        p if p < 8192 => 32 + (p - 4096) / 256,
+        p if p < 16384 => 48 + (p - 8192) / 512,
+        p => 64 + (p - 16384) / 1024,
+    }
+}
+
+/// Splits that hold the keys `[first, end)`.
+pub fn splits_of_row(first: usize, end: usize, sliding: bool) -> usize {
+    if first >= end {
+        0
+    } else {
+        split_of(end - 1, sliding) + 1 - split_of(first, sliding)
+    }
+}
+
+/// How attention is launched. Nothing here changes a bit of the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPlan {
+    /// Elements of a head: 64, 128, 256 or 512.
+    pub head_dim: usize,
+    /// Query vectors of a block, in sixteens: 1 or 3.
+    pub blocks: usize,
+    /// Grid: splits, KV heads times blocks of vectors, spans.
+    pub grid: [u32; 3],
+    /// Dynamic shared memory, bytes.
+    pub shared: usize,
+}
+
+impl AttentionPlan {
+    /// Threads of a block.
+    pub const THREADS: u32 = 256;
+
+    /// A launch for `spans` sequences of up to `rows` rows, whose keys fall into up to `splits`
+    /// splits.
+    pub fn plan(
+        head_dim: usize,
+        heads: usize,
+        kv_heads: usize,
+        rows: usize,
+        spans: usize,
+        splits: usize,
+    ) -> Self {
+        let vectors = rows * heads / kv_heads;
+        let blocks = if vectors <= 16 { 1 } else { 3 };
+        let per_block = 16 * blocks;
+        let pitch = head_dim * 2;
+        let stages = if head_dim == 512 { 2 } else { 3 };
+        let shared = per_block * pitch
+            + stages * 2 * TILE_KEYS * pitch
+            + per_block * (TILE_KEYS + 4) * 4
+            + per_block * (TILE_KEYS * 2 + 16)
+            + per_block * 12
+            + 1024 / TILE_KEYS * 4;
+        let height = kv_heads * vectors.div_ceil(per_block);
+        Self {
+            head_dim,
+            blocks,
+            grid: [splits as u32, height as u32, spans as u32],
+            shared,
+        }
+    }
+
+    /// Name of the kernel in the unit `attention`.
+    pub fn kernel(&self) -> String {
+        format!("attention_d{}_q{}", self.head_dim, self.blocks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splits_follow_each_other_without_gap() {
+        let mut split = 0;
+        for position in 0..300_000 {
+            let here = split_of(position, false);
+            assert!(here == split || here == split + 1, "{position}");
+            assert!(here == split || position % TILE_KEYS == 0);
+            split = here;
+        }
+        assert_eq!(splits_of_row(1000, 2024, true), 9);
+        assert_eq!(splits_of_row(0, 1, false), 1);
+        assert_eq!(splits_of_row(5, 5, false), 0);
+    }
+
+    #[test]
+    fn plans_fit_shared_memory() {
+        for head_dim in [64, 128, 256, 512] {
+            for rows in 1..=9 {
+                for (heads, kv_heads) in [(8, 8), (8, 1), (16, 1), (32, 4)] {
+                    let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1);
+                    assert!(plan.shared <= 227 * 1024, "{plan:?}");
+                    let vectors = rows * heads / kv_heads;
+                    let covered = plan.grid[1] as usize / kv_heads * 16 * plan.blocks;
+                    assert!(covered >= vectors, "{plan:?}");
+                }
+            }
+        }
+    }
+}
