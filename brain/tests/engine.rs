@@ -1,5 +1,10 @@
 //! The engine over the fake executor: logs, cursors, leases, faults, drain.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests; a failure is a failed test"
+)]
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use brain::{
