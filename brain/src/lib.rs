@@ -6,5 +6,6 @@
 
 pub mod backend;
 pub mod engine;
+pub mod model;
 pub mod sched;
 pub mod text;

@@ -1,6 +1,9 @@
 //! The engine's seam to a device.
 
+pub mod arena;
+pub mod cpu;
 pub mod fake;
+pub mod ops;
 
 use crate::sched::types::{Step, StepOutput};
 

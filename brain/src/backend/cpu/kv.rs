@@ -1,0 +1,173 @@
+//! The KV pools: pages of 32 slots in the checkpoint's own element type.
+//!
+//! A page holds, per head, a tile of keys `[head_dim][32 slots]` (laid out like a panel of
+//! weights, so that 32 scores are one chain each) and a tile of values `[32 slots][head_dim]`.
+//! Layers whose keys come from their values hold the values alone.
+
+#![allow(unsafe_code, reason = "rows are stored by several threads")]
+
+use std::sync::Arc;
+
+use super::{
+    memory::Region,
+    pool::Shards,
+    product::{PANEL, pair_place},
+    rope::RopeTable,
+};
+use crate::{
+    backend::ops::HeadShape,
+    model::plan::{Kind, KvSource, Plan},
+};
+
+/// Slots of a page, in both groups. Attention works on whole pages, at absolute positions.
+pub(super) const BLOCK: usize = PANEL;
+
+/// Makes keys from values.
+pub(super) struct KeyMaker {
+    pub(super) weight: Vec<f32>,
+    pub(super) rope: Arc<RopeTable>,
+}
+
+pub(super) enum Pages {
+    Bf16(Region<u16>),
+    F32(Region<f32>),
+}
+
+/// One layer's keys and values.
+pub(super) struct CacheLayer {
+    pub(super) shape: HeadShape,
+    pub(super) key_maker: Option<KeyMaker>,
+    pub(super) pages: Pages,
+}
+
+/// Elements of a value row: whole vectors.
+pub(super) fn value_width(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(16)
+}
+
+fn head_len(head_dim: usize, values_only: bool) -> usize {
+    let keys = if values_only { 0 } else { head_dim * BLOCK };
+    keys + BLOCK * value_width(head_dim)
+}
+
+/// Elements of a page of one layer.
+fn block_len(shape: &HeadShape, values_only: bool) -> usize {
+    shape.kv_heads * head_len(shape.head_dim, values_only)
+}
+
+/// Bytes of a page of a group: all its layers together.
+pub(super) fn block_bytes(plan: &Plan, kind: Kind, element: usize) -> usize {
+    let of = |l: &crate::model::plan::LayerPlan| match l.kv {
+        KvSource::Own { values_only } if l.kind == kind => {
+            l.kv_heads * head_len(l.head_dim, values_only) * element
+        }
+        _ => 0,
+    };
+    plan.layers.iter().map(of).sum()
+}
+
+/// Where a head's tiles start in a page: keys, then values.
+#[inline(always)]
+fn tiles(shape: &HeadShape, values_only: bool, block: usize, head: usize) -> (usize, usize) {
+    let start = (block * shape.kv_heads + head) * head_len(shape.head_dim, values_only);
+    (
+        start,
+        if values_only {
+            start
+        } else {
+            start + shape.head_dim * BLOCK
+        },
+    )
+}
+
+impl CacheLayer {
+    pub(super) fn new(
+        shape: HeadShape,
+        key_maker: Option<KeyMaker>,
+        blocks: usize,
+        bf16: bool,
+    ) -> Self {
+        let len = blocks * block_len(&shape, key_maker.is_some());
+        let pages = match bf16 {
+            true => Pages::Bf16(Region::new(len)),
+            false => Pages::F32(Region::new(len)),
+        };
+        Self {
+            shape,
+            key_maker,
+            pages,
+        }
+    }
+
+    /// Where a head's tiles start in a page: keys, then values.
+    #[inline(always)]
+    pub(super) fn tiles(&self, block: usize, head: usize) -> (usize, usize) {
+        tiles(&self.shape, self.key_maker.is_some(), block, head)
+    }
+
+    /// Lets several rows be stored at once.
+    pub(super) fn writer(&mut self) -> Writer {
+        let (shape, values_only) = (self.shape, self.key_maker.is_some());
+        let pages = match &mut self.pages {
+            Pages::Bf16(data) => Shared::Bf16(Shards::new(data)),
+            Pages::F32(data) => Shared::F32(Shards::new(data)),
+        };
+        Writer {
+            shape,
+            values_only,
+            pages,
+        }
+    }
+}
+
+enum Shared {
+    Bf16(Shards<u16>),
+    F32(Shards<f32>),
+}
+
+/// Writes slots of a layer. Rows of a step have slots of their own.
+pub(super) struct Writer {
+    pub(super) shape: HeadShape,
+    pub(super) values_only: bool,
+    pages: Shared,
+}
+
+impl Writer {
+    /// Stores one head of one position; `key` is left out where keys come from values.
+    ///
+    /// # Safety
+    /// The block is in the pool, and nobody else writes this slot of it.
+    pub(super) unsafe fn store(
+        &self,
+        block: usize,
+        slot: usize,
+        head: usize,
+        key: Option<&[f32]>,
+        value: &[f32],
+    ) {
+        let dim = self.shape.head_dim;
+        let (keys, values) = tiles(&self.shape, self.values_only, block, head);
+        let values = values + slot * value_width(dim);
+        let key = key.unwrap_or_default();
+        // SAFETY: the block is in the pool, `slot` and `head` in the block; the slot is ours.
+        unsafe {
+            match &self.pages {
+                Shared::Bf16(data) => {
+                    let narrow = |x: &f32| (x.to_bits() >> 16) as u16;
+                    for (d, x) in key.iter().enumerate() {
+                        *data.at(keys + pair_place(slot) + d * BLOCK) = narrow(x);
+                    }
+                    for (to, x) in data.slice(values, value.len()).iter_mut().zip(value) {
+                        *to = narrow(x);
+                    }
+                }
+                Shared::F32(data) => {
+                    for (d, x) in key.iter().enumerate() {
+                        *data.at(keys + slot + d * BLOCK) = *x;
+                    }
+                    data.slice(values, value.len()).copy_from_slice(value);
+                }
+            }
+        }
+    }
+}

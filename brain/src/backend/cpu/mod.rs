@@ -1,0 +1,291 @@
+//! The CPU back end: an [`Executor`] whose every bit is defined.
+//!
+//! A row's result does not depend on the rows beside it, on the chunking of the prompt, on drafts,
+//! on the number of threads or on the vector instructions used: see `product` and `attend`.
+
+mod attend;
+mod clusters;
+mod elementwise;
+mod experts;
+mod kv;
+mod memory;
+mod ops;
+mod pool;
+mod product;
+mod rope;
+mod simd;
+
+pub use simd::Level;
+
+use super::{ExecError, Executor, Limits, arena::Arena, ops::Rows};
+use crate::{
+    model::{
+        LoadedModel,
+        checkpoint::Dtype,
+        drafter::Drafter,
+        fingerprint::Fingerprint,
+        gemma::Gemma,
+        plan::{Kind, Plan},
+    },
+    sched::types::{SeqOutput, Step, StepOutput},
+};
+use ops::{CpuOps, Sizes};
+use pool::Pool;
+
+/// Changes whenever a bit of the CPU's results may.
+const NUMERIC_VERSION: u32 = 1;
+
+/// Most drafts of a round.
+pub const MAX_DRAFTS: usize = 8;
+
+/// How to run on the CPU. `Default` suits a small model on a small machine.
+#[derive(Clone, Debug)]
+pub struct CpuOptions {
+    /// Compute threads; 0 is one per core.
+    pub threads: usize,
+    /// Bytes for the KV pools.
+    pub kv_memory: usize,
+    /// Prompt and answer together at most; 0 is what the model was made for.
+    pub max_model_len: usize,
+    /// Sequences of a step at most.
+    pub max_seqs: usize,
+    /// Input rows of a step at most.
+    pub max_rows: usize,
+    /// Drafts per round at most, up to [`MAX_DRAFTS`]; without a drafter there are none.
+    pub max_drafts: usize,
+    /// Vector instructions; `None` is the best there is.
+    pub level: Option<Level>,
+}
+
+impl Default for CpuOptions {
+    fn default() -> Self {
+        Self {
+            threads: 0,
+            kv_memory: 128 << 20,
+            max_model_len: 0,
+            max_seqs: 8,
+            max_rows: 256,
+            max_drafts: MAX_DRAFTS,
+            level: None,
+        }
+    }
+}
+
+/// The model cannot run with these options on this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    /// An option makes no sense.
+    #[error("{option}: {problem}")]
+    Option {
+        /// Its name on the command line.
+        option: &'static str,
+        /// What is wrong and what would do.
+        problem: String,
+    },
+    /// No threads.
+    #[error("cannot start compute threads: {0}")]
+    Threads(#[from] std::io::Error),
+}
+
+/// Runs steps on the CPU.
+pub struct CpuExecutor {
+    ops: CpuOps,
+    limits: Limits,
+    gemma: Gemma<CpuOps>,
+    drafter: Option<Drafter<CpuOps>>,
+    fingerprint: Fingerprint,
+}
+
+impl CpuExecutor {
+    /// Packs the weights and makes the pools.
+    pub fn new(model: LoadedModel, options: &CpuOptions) -> Result<Self, CpuError> {
+        let level = level(options)?;
+        let bf16 = model.weights.embed.dtype() == Dtype::BF16;
+        let limits = limits(&model, options, bf16)?;
+        let threads = match options.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n.min(256),
+        };
+        let sizes = Sizes {
+            rows: limits.max_rows,
+            out_rows: limits.max_rows.min(limits.max_seqs * (MAX_DRAFTS + 1)),
+            seqs: limits.max_seqs,
+            // A draft row stands one position behind the last.
+            positions: limits.max_model_len + 1,
+            full_blocks: limits.full_blocks,
+            sliding_blocks: limits.sliding_blocks,
+            window: limits.window,
+        };
+        let head_dim = model
+            .plan
+            .layers
+            .iter()
+            .map(|l| l.head_dim)
+            .max()
+            .unwrap_or(0);
+        let mut ops = CpuOps::new(Pool::new(threads)?, level, bf16, sizes, head_dim);
+        let gemma = Gemma::new(&mut ops, &model.plan, &model.weights);
+        let drafter = (limits.max_drafts > 0)
+            .then_some(model.drafter.as_ref())
+            .flatten()
+            .map(|d| Drafter::new(&mut ops, &d.plan, &d.weights));
+        let fingerprint = model.digest.with_recipe(&recipe(bf16));
+        Ok(Self {
+            ops,
+            limits,
+            gemma,
+            drafter,
+            fingerprint,
+        })
+    }
+
+    /// What its tokens are a function of, besides the request.
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// Raw logits of the emitting rows of the last step, for tests against references.
+    pub fn last_logits(&self) -> impl Iterator<Item = &[f32]> {
+        let rows = self.ops.count(Rows::Out);
+        (0..rows).map(|i| self.gemma.logits().row(i))
+    }
+}
+
+/// How this back end computes, for the fingerprint.
+fn recipe(bf16: bool) -> String {
+    let form = if bf16 { "bf16" } else { "fp32" };
+    format!("numeric {NUMERIC_VERSION}; cpu; activations {form}; weights plain; kv {form}; tp 1")
+}
+
+fn level(options: &CpuOptions) -> Result<Level, CpuError> {
+    match options.level {
+        None => Ok(Level::detect()),
+        Some(level) if level.is_available() => Ok(level),
+        Some(level) => Err(CpuError::Option {
+            option: "level",
+            problem: format!("this machine has no {level:?}"),
+        }),
+    }
+}
+
+fn limits(model: &LoadedModel, options: &CpuOptions, bf16: bool) -> Result<Limits, CpuError> {
+    let plan = &model.plan;
+    let bad = |option: &'static str, problem: String| CpuError::Option { option, problem };
+    if options.max_seqs == 0 || options.max_seqs > 4096 {
+        return Err(bad(
+            "max-num-seqs",
+            format!("{} is not in 1..=4096", options.max_seqs),
+        ));
+    }
+    let fewest = MAX_DRAFTS + 1;
+    if options.max_rows < fewest || options.max_rows > 1 << 16 {
+        let problem = format!("{} is not in {fewest}..=65536", options.max_rows);
+        return Err(bad("max-num-batched-tokens", problem));
+    }
+    let length = match options.max_model_len {
+        0 => plan.max_positions,
+        n if n <= plan.max_positions => n,
+        n => {
+            let problem = format!(
+                "{n} is more than the {} the model knows",
+                plan.max_positions
+            );
+            return Err(bad("max-model-len", problem));
+        }
+    };
+    let (full_blocks, sliding_blocks) = blocks(plan, options, length, bf16)?;
+    let max_drafts = match &model.drafter {
+        None => 0,
+        Some(_) => options.max_drafts.min(MAX_DRAFTS),
+    };
+    Ok(Limits {
+        vocab_size: plan.vocab,
+        max_model_len: length,
+        max_rows: options.max_rows,
+        max_seqs: options.max_seqs,
+        max_drafts,
+        full_block_size: kv::BLOCK,
+        full_blocks,
+        sliding_block_size: kv::BLOCK,
+        sliding_blocks,
+        window: plan.window,
+    })
+}
+
+/// Pages of the two groups that fit the budget.
+///
+/// Sliding pages come first: a window for every sequence and as many kept ones besides, at most
+/// half of the budget. The rest is full pages, never more than all sequences could fill twice.
+fn blocks(
+    plan: &Plan,
+    options: &CpuOptions,
+    length: usize,
+    bf16: bool,
+) -> Result<(usize, usize), CpuError> {
+    let element = if bf16 { 2 } else { 4 };
+    let full_bytes = kv::block_bytes(plan, Kind::Full, element);
+    let sliding_bytes = kv::block_bytes(plan, Kind::Sliding, element);
+    let whole = length.div_ceil(kv::BLOCK);
+    let window = (plan.window + options.max_rows + MAX_DRAFTS).div_ceil(kv::BLOCK) + 2;
+    let window = window.min(whole + 1);
+    let wanted = 2 * options.max_seqs * window;
+    let affordable = options.kv_memory / 2 / sliding_bytes.max(1);
+    let sliding = wanted.min(affordable).max(window);
+    let left = options.kv_memory.saturating_sub(sliding * sliding_bytes);
+    let full = (left / full_bytes.max(1)).min(2 * options.max_seqs * whole);
+    if full < whole || sliding * sliding_bytes > options.kv_memory {
+        let needed = window * sliding_bytes.max(1) * 2 + whole * full_bytes;
+        return Err(CpuError::Option {
+            option: "kv-cache-memory",
+            problem: format!(
+                "{} bytes do not hold one sequence of {length} tokens, which takes {needed}; \
+                 raise it or lower max-model-len",
+                options.kv_memory
+            ),
+        });
+    }
+    Ok((full, sliding))
+}
+
+impl Executor for CpuExecutor {
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn run(&mut self, step: &Step) -> Result<StepOutput, ExecError> {
+        let Self {
+            ops,
+            gemma,
+            drafter,
+            limits,
+            ..
+        } = self;
+        ops.arena.load(step, limits).map_err(|reason| ExecError {
+            device: "cpu",
+            reason: format!("bad step: {reason}"),
+        })?;
+        gemma.forward(ops);
+        super::ops::Ops::sample_and_verify(ops, gemma.logits());
+        if let Some(drafter) = drafter {
+            drafter.begin(ops, gemma);
+            while ops.count(Rows::Draft) > 0 {
+                drafter.step(ops, gemma);
+            }
+        }
+        Ok(output(&mut ops.arena))
+    }
+}
+
+fn output(arena: &mut Arena) -> StepOutput {
+    let seqs = arena.seqs.iter_mut().map(|s| SeqOutput {
+        tokens: std::mem::take(&mut s.emitted),
+        drafts: std::mem::take(&mut s.drafts),
+    });
+    StepOutput {
+        seqs: seqs.collect(),
+    }
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,565 @@
+//! The operations of the model on a CPU.
+
+#![allow(
+    unsafe_code,
+    reason = "rows of one buffer are written by several threads"
+)]
+
+use std::sync::Arc;
+
+use super::{
+    attend::{Job, Scratch as AttendScratch, attend},
+    clusters::Clusters,
+    elementwise::{
+        AddNormRow, CapRow, GateRow, GatedRow, LayerInputRow, Norm, NormRow, ScaleRow, StoreRow,
+        SumNormsRow, TurnHeads,
+    },
+    experts::Experts,
+    kv::{BLOCK, CacheLayer, KeyMaker},
+    memory::Buf,
+    pool::{Pool, Shards},
+    product::{Matrix, Mode, product},
+    rope::RopeTable,
+    simd::{Level, dispatch},
+};
+use crate::{
+    backend::{
+        arena::Arena,
+        ops::{HeadShape, Ops, Rows},
+    },
+    model::{
+        plan::{Kind, Moe, Rope},
+        weights::{MoeWeights, Weight},
+    },
+    sched::{
+        sampling::{self, Context},
+        types::{Emitted, TokenId},
+    },
+};
+
+/// Numbers of a row below which rows are not worth sharing among threads, times rows.
+const SMALL: usize = 32 * 1024;
+
+/// Fixed sizes of the step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) rows: usize,
+    pub(super) out_rows: usize,
+    pub(super) seqs: usize,
+    pub(super) positions: usize,
+    pub(super) full_blocks: usize,
+    pub(super) sliding_blocks: usize,
+    pub(super) window: usize,
+}
+
+/// Threads, pools and the step arena.
+pub(super) struct CpuOps {
+    pub(super) pool: Pool,
+    pub(super) mode: Mode,
+    pub(super) sizes: Sizes,
+    pub(super) arena: Arena,
+    caches: Vec<CacheLayer>,
+    ropes: Vec<(Rope, usize, Arc<RopeTable>)>,
+    attend_scratch: Vec<AttendScratch>,
+    sampling_scratch: Vec<sampling::Scratch>,
+    drafted: Vec<TokenId>,
+}
+
+/// A layer of the pools.
+pub(super) struct CacheId(usize);
+
+impl CpuOps {
+    pub(super) fn new(pool: Pool, level: Level, bf16: bool, sizes: Sizes, head_dim: usize) -> Self {
+        let threads = pool.threads();
+        let scratch = || AttendScratch::new(sizes.positions, head_dim);
+        Self {
+            pool,
+            mode: Mode { level, round: bf16 },
+            sizes,
+            arena: Arena::default(),
+            caches: Vec::new(),
+            ropes: Vec::new(),
+            attend_scratch: (0..threads).map(|_| scratch()).collect(),
+            sampling_scratch: (0..threads).map(|_| sampling::Scratch::default()).collect(),
+            drafted: Vec::with_capacity(sizes.seqs),
+        }
+    }
+
+    pub(super) fn count(&self, rows: Rows) -> usize {
+        self.arena.set(rows).rows.len()
+    }
+
+    /// Calls `f` for every row, on several threads if rows are many or wide.
+    fn each(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
+        let threads = self.pool.threads();
+        if threads == 1 || rows < 2 || rows * width <= SMALL {
+            (0..rows).for_each(f);
+            return;
+        }
+        let per_chunk = rows.div_ceil(4 * threads);
+        self.pool.run(rows.div_ceil(per_chunk), &|chunk, _| {
+            let start = chunk * per_chunk;
+            (start..rows.min(start + per_chunk)).for_each(&f);
+        });
+    }
+}
+
+/// Row `i` of a buffer that several threads write.
+struct SharedRows {
+    data: Shards<f32>,
+    stride: usize,
+    width: usize,
+}
+
+impl SharedRows {
+    fn new(buf: &mut Buf) -> Self {
+        let (stride, width) = (buf.stride(), buf.width());
+        Self {
+            data: Shards::new(buf.data_mut()),
+            stride,
+            width,
+        }
+    }
+
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "rows are disjoint, each used by one caller"
+    )]
+    fn row(&self, i: usize) -> &mut [f32] {
+        // SAFETY: callers pass row numbers of the step, which the buffer was made for, and each
+        // number is handled by one call of the closure given to `each`.
+        unsafe { self.data.slice(i * self.stride, self.width) }
+    }
+}
+
+impl Ops for CpuOps {
+    type Buf = Buf;
+    type Matrix = Matrix;
+    type Table = Weight;
+    type Norm = Norm;
+    type Rope = Arc<RopeTable>;
+    type Cache = CacheId;
+    type Experts = Experts;
+    type Clusters = Clusters;
+
+    fn buffer(&mut self, rows: Rows, width: usize) -> Buf {
+        let count = match rows {
+            Rows::All => self.sizes.rows,
+            Rows::Out => self.sizes.out_rows,
+            Rows::Draft => self.sizes.seqs,
+        };
+        Buf::new(count, width)
+    }
+
+    fn matrix(&mut self, parts: &[&Weight]) -> Matrix {
+        Matrix::pack(parts)
+    }
+
+    fn table(&mut self, weight: &Weight) -> Weight {
+        weight.clone()
+    }
+
+    fn norm_weights(&mut self, weight: &Weight, eps: f32) -> Norm {
+        Norm {
+            weight: weight.to_vec(),
+            eps,
+        }
+    }
+
+    fn rope(&mut self, rope: &Rope, head_dim: usize) -> Arc<RopeTable> {
+        if let Some((_, _, table)) = self
+            .ropes
+            .iter()
+            .find(|(r, d, _)| r == rope && *d == head_dim)
+        {
+            return table.clone();
+        }
+        let table = Arc::new(RopeTable::new(rope, head_dim, self.sizes.positions));
+        self.ropes.push((*rope, head_dim, table.clone()));
+        table
+    }
+
+    fn cache(&mut self, shape: HeadShape, values_only: Option<(&Weight, &Rope)>) -> CacheId {
+        let key_maker = values_only.map(|(weight, rope)| KeyMaker {
+            weight: weight.to_vec(),
+            rope: self.rope(rope, shape.head_dim),
+        });
+        let blocks = match shape.kind {
+            Kind::Full => self.sizes.full_blocks,
+            Kind::Sliding => self.sizes.sliding_blocks,
+        };
+        self.caches
+            .push(CacheLayer::new(shape, key_maker, blocks, self.mode.round));
+        CacheId(self.caches.len() - 1)
+    }
+
+    fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {
+        Experts::new(weights, moe, eps, self.sizes.rows)
+    }
+
+    fn clusters(
+        &mut self,
+        head: &Weight,
+        ordering: &[u32],
+        count: usize,
+        top_k: usize,
+    ) -> Clusters {
+        Clusters::new(head, ordering, count, top_k, self.sizes.seqs)
+    }
+
+    fn embed(&mut self, rows: Rows, table: &Weight, scale: f32, out: &mut Buf) {
+        let set = self.arena.set(rows);
+        let (mode, out) = (self.mode, SharedRows::new(out));
+        self.each(set.rows.len(), out.width, |i| {
+            let out = &mut out.row(i)[..table.cols()];
+            table.read_row(set.rows[i].token as usize, out);
+            dispatch(
+                mode.level,
+                ScaleRow {
+                    scale,
+                    round: mode.round,
+                    out,
+                },
+            );
+        });
+    }
+
+    fn layer_inputs(
+        &mut self,
+        rows: Rows,
+        table: &Weight,
+        table_scale: f32,
+        context: &Buf,
+        context_scale: f32,
+        norm: &Norm,
+        out: &mut Buf,
+    ) {
+        let set = self.arena.set(rows);
+        let (mode, out) = (self.mode, SharedRows::new(out));
+        self.each(set.rows.len(), out.width, |i| {
+            let out = &mut out.row(i)[..table.cols()];
+            table.read_row(set.rows[i].token as usize, out);
+            let kernel = LayerInputRow {
+                context: context.row(i),
+                context_scale,
+                norm,
+                identity_scale: table_scale,
+                round: mode.round,
+                out,
+            };
+            dispatch(mode.level, kernel);
+        });
+    }
+
+    fn norm(&mut self, rows: Rows, x: &Buf, norm: &Norm, out: &mut Buf) {
+        let (mode, out) = (self.mode, SharedRows::new(out));
+        let width = norm.weight.len();
+        self.each(self.count(rows), width, |i| {
+            let (x, out) = (&x.row(i)[..width], &mut out.row(i)[..width]);
+            dispatch(
+                mode.level,
+                NormRow {
+                    x,
+                    norm,
+                    round: mode.round,
+                    out,
+                },
+            );
+        });
+    }
+
+    fn add_norm(
+        &mut self,
+        rows: Rows,
+        x: &mut Buf,
+        branch: &Buf,
+        post: &Norm,
+        scale: f32,
+        next: Option<&Norm>,
+        out: &mut Buf,
+    ) {
+        let width = post.weight.len();
+        let (mode, x, out) = (self.mode, SharedRows::new(x), SharedRows::new(out));
+        self.each(self.count(rows), 2 * width, |i| {
+            let kernel = AddNormRow {
+                x: &mut x.row(i)[..width],
+                branch: &branch.row(i)[..width],
+                post,
+                scale,
+                next,
+                round: mode.round,
+                out: &mut out.row(i)[..width],
+            };
+            dispatch(mode.level, kernel);
+        });
+    }
+
+    fn linear(&mut self, rows: Rows, x: &Buf, matrix: &Matrix, out: &mut Buf) {
+        product(&self.pool, self.mode, self.count(rows), x, matrix, out);
+    }
+
+    fn query(
+        &mut self,
+        rows: Rows,
+        shape: HeadShape,
+        q: &mut Buf,
+        norm: &Norm,
+        rope: &Arc<RopeTable>,
+    ) {
+        let set = self.arena.set(rows);
+        let width = shape.heads * shape.head_dim;
+        let (mode, q) = (self.mode, SharedRows::new(q));
+        self.each(set.rows.len(), width, |i| {
+            let (heads, position) = (&mut q.row(i)[..width], set.rows[i].position);
+            let round = mode.round;
+            dispatch(
+                mode.level,
+                TurnHeads {
+                    heads,
+                    norm,
+                    rope,
+                    position,
+                    round,
+                },
+            );
+        });
+    }
+
+    fn query_and_store(
+        &mut self,
+        rows: Rows,
+        shape: HeadShape,
+        qkv: &mut Buf,
+        q_norm: &Norm,
+        k_norm: &Norm,
+        rope: &Arc<RopeTable>,
+        cache: &CacheId,
+    ) {
+        self.query(rows, shape, qkv, q_norm, rope);
+        let q_width = shape.heads * shape.head_dim;
+        let writer = self.caches[cache.0].writer();
+        let (set, mode, qkv) = (self.arena.set(rows), self.mode, SharedRows::new(qkv));
+        self.each(set.rows.len(), 2 * q_width, |i| {
+            let row = &set.rows[i];
+            let kernel = StoreRow {
+                keys_and_values: &mut qkv.row(i)[q_width..],
+                norm: k_norm,
+                rope,
+                position: row.position,
+                block: self.arena.block(shape.kind, row.seq, row.position / BLOCK),
+                slot: row.position % BLOCK,
+                round: mode.round,
+                cache: &writer,
+            };
+            dispatch(mode.level, kernel);
+        });
+    }
+
+    fn attention(&mut self, rows: Rows, shape: HeadShape, q: &Buf, cache: &CacheId, out: &mut Buf) {
+        let mut scratch = std::mem::take(&mut self.attend_scratch);
+        let job = Job {
+            arena: &self.arena,
+            rows: self.arena.set(rows),
+            window: self.sizes.window,
+            heads: shape.heads,
+            cache: &self.caches[cache.0],
+            q,
+            level: self.mode.level,
+            round: self.mode.round,
+        };
+        attend(&self.pool, &job, &mut scratch, out);
+        self.attend_scratch = scratch;
+    }
+
+    fn gated_act(&mut self, rows: Rows, gate_up: &Buf, width: usize, out: &mut Buf) {
+        let (mode, out) = (self.mode, SharedRows::new(out));
+        self.each(self.count(rows), 8 * width, |i| {
+            let (gate, up) = gate_up.row(i)[..2 * width].split_at(width);
+            let out = &mut out.row(i)[..width];
+            dispatch(
+                mode.level,
+                GatedRow {
+                    gate,
+                    up,
+                    round: mode.round,
+                    out,
+                },
+            );
+        });
+    }
+
+    fn layer_gate(&mut self, rows: Rows, gate: &mut Buf, inputs: &Buf, layer: usize, width: usize) {
+        let (mode, gate) = (self.mode, SharedRows::new(gate));
+        self.each(self.count(rows), 8 * width, |i| {
+            let gate = &mut gate.row(i)[..width];
+            let input = &inputs.row(i)[layer * width..(layer + 1) * width];
+            dispatch(
+                mode.level,
+                GateRow {
+                    gate,
+                    input,
+                    round: mode.round,
+                },
+            );
+        });
+    }
+
+    fn experts(&mut self, rows: Rows, x: &Buf, y: &Buf, experts: &mut Experts, out: &mut Buf) {
+        experts.run(&self.pool, self.mode, self.count(rows), x, y, out);
+    }
+
+    fn sum_norms(&mut self, rows: Rows, a: &mut Buf, norm_a: &Norm, b: &Buf, norm_b: &Norm) {
+        let width = norm_a.weight.len();
+        let (mode, a) = (self.mode, SharedRows::new(a));
+        self.each(self.count(rows), 2 * width, |i| {
+            let (a, b) = (&mut a.row(i)[..width], &b.row(i)[..width]);
+            dispatch(
+                mode.level,
+                SumNormsRow {
+                    a,
+                    norm_a,
+                    b,
+                    norm_b,
+                    round: mode.round,
+                },
+            );
+        });
+    }
+
+    fn gather(&mut self, all: &Buf, width: usize, out: &mut Buf) {
+        for (i, &from) in self.arena.out_source.iter().enumerate() {
+            out.row_mut(i)[..width].copy_from_slice(&all.row(from)[..width]);
+        }
+    }
+
+    fn logits(
+        &mut self,
+        rows: Rows,
+        h: &Buf,
+        matrix: &Matrix,
+        softcap: Option<f32>,
+        out: &mut Buf,
+    ) {
+        product(&self.pool, self.mode, self.count(rows), h, matrix, out);
+        if let Some(cap) = softcap {
+            let (level, out) = (self.mode.level, SharedRows::new(out));
+            self.each(self.count(rows), 8 * matrix.outputs(), |i| {
+                let out = &mut out.row(i)[..matrix.outputs()];
+                dispatch(level, CapRow { cap, out });
+            });
+        }
+    }
+
+    fn sample_and_verify(&mut self, logits: &Buf) {
+        let Self {
+            pool,
+            arena,
+            sampling_scratch,
+            ..
+        } = self;
+        let Arena {
+            seqs,
+            out,
+            out_source,
+            all,
+            ..
+        } = arena;
+        let count = seqs.len();
+        let (seqs, rooms) = (Shards::new(seqs), Shards::new(sampling_scratch));
+        pool.run(count, &|i, thread| {
+            // SAFETY: chunk `i` alone touches sequence `i`; a thread runs one chunk at a time.
+            let seq = &mut unsafe { seqs.slice(i, 1) }[0];
+            // SAFETY: as above.
+            let scratch = &mut unsafe { rooms.slice(thread, 1) }[0];
+            let Some(params) = seq.params.clone() else {
+                return;
+            };
+            for (j, row) in seq.out.clone().enumerate() {
+                let context = Context {
+                    params: &params,
+                    position: out.rows[row].position as u64 + 1,
+                    generated: seq.generated + j as u32,
+                    history: &seq.history,
+                    prompt_len: seq.prompt_len,
+                };
+                let logits = logits.row(row);
+                let id = sampling::choose(logits, &context, scratch);
+                let logprobs = (params.logprobs > 0)
+                    .then(|| sampling::logprobs(logits, id, params.logprobs, scratch));
+                seq.emitted.push(Emitted { id, logprobs });
+                if params.reads_history() {
+                    seq.history.push(id);
+                }
+                let next = all.rows.get(out_source[row] + 1).map(|r| r.token);
+                if row + 1 == seq.out.end || next != Some(id) {
+                    break;
+                }
+            }
+        });
+        self.arena.begin_drafts();
+    }
+
+    fn draft_begin(&mut self, hidden: &Buf, width: usize, state: &mut Buf) {
+        for (i, d) in self.arena.drafting.iter().enumerate() {
+            state.row_mut(i)[..width].copy_from_slice(&hidden.row(d.hidden)[..width]);
+        }
+    }
+
+    fn draft_input(
+        &mut self,
+        table: &Weight,
+        scale: f32,
+        state: &Buf,
+        width: usize,
+        out: &mut Buf,
+    ) {
+        let mode = self.mode;
+        for (i, row) in self.arena.draft.rows.iter().enumerate() {
+            let (token, hidden) = out.row_mut(i)[..2 * width].split_at_mut(width);
+            table.read_row(row.token as usize, token);
+            dispatch(
+                mode.level,
+                ScaleRow {
+                    scale,
+                    round: mode.round,
+                    out: token,
+                },
+            );
+            hidden.copy_from_slice(&state.row(i)[..width]);
+        }
+    }
+
+    fn cluster_logits(&mut self, scores: &Buf, h: &Buf, clusters: &mut Clusters, out: &mut Buf) {
+        for i in 0..self.count(Rows::Draft) {
+            clusters.logits(self.mode, i, scores.row(i), h.row(i), out.row_mut(i));
+        }
+    }
+
+    fn draft_sample(&mut self, logits: &Buf, clusters: Option<&Clusters>) {
+        self.drafted.clear();
+        let scratch = &mut self.sampling_scratch[0];
+        for (i, row) in self.arena.draft.rows.iter().enumerate() {
+            let seq = &mut self.arena.seqs[row.seq];
+            let Some(params) = seq.params.clone() else {
+                continue;
+            };
+            let context = Context {
+                params: &params,
+                position: (row.position + 1 + seq.drafts.len()) as u64,
+                generated: seq.generated + (seq.emitted.len() + seq.drafts.len()) as u32,
+                history: &seq.history,
+                prompt_len: seq.prompt_len,
+            };
+            let id = match clusters {
+                None => sampling::choose(logits.row(i), &context, scratch),
+                Some(c) => sampling::choose_among(logits.row(i), c.ids(i), &context, scratch),
+            };
+            if params.reads_history() {
+                seq.history.push(id);
+            }
+            self.drafted.push(id);
+        }
+        let Self { arena, drafted, .. } = self;
+        arena.drafted(drafted);
+    }
+}

@@ -1,0 +1,286 @@
+//! Safetensors files, mapped or embedded: one file or several behind an index.
+//!
+//! A header is believed only after every range in it was checked against the file, so that a
+//! damaged or hostile file ends in an error that names file and tensor, never in a bad read.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+pub use safetensors::Dtype;
+use safetensors::SafeTensors;
+use serde::Deserialize;
+
+/// A checkpoint that cannot be read. Every form names the file.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file could not be opened, mapped or read.
+    #[error("cannot read {file}: {source}")]
+    Io {
+        /// Which file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// No weights in the folder.
+    #[error("{0} holds neither model.safetensors nor model.safetensors.index.json")]
+    NoWeights(PathBuf),
+    /// The file is not what it should be.
+    #[error("{file} is damaged: {problem}; fetch it again")]
+    Damaged {
+        /// Which file.
+        file: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The same tensor twice.
+    #[error("tensor {tensor} is in {first} and in {second}")]
+    Twice {
+        /// The tensor.
+        tensor: String,
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// The index names a tensor that its file does not hold.
+    #[error("{file} should hold tensor {tensor} and does not; fetch it again")]
+    Missing {
+        /// The file of the index.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+}
+
+/// The bytes of a file.
+#[derive(Clone)]
+enum Source {
+    Mapped(Arc<memmap2::Mmap>),
+    Embedded(&'static [u8]),
+}
+
+impl Source {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Source::Mapped(map) => map,
+            Source::Embedded(bytes) => bytes,
+        }
+    }
+}
+
+/// A tensor of a file: shape, element type and bytes (little-endian, rows last to first).
+#[derive(Clone)]
+pub struct Tensor {
+    name: String,
+    file: Arc<PathBuf>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    source: Source,
+    range: std::ops::Range<usize>,
+}
+
+impl Tensor {
+    /// Its full name in the file.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file it is in.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Sizes, outermost first.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Its elements' bytes. They need not be aligned.
+    pub fn bytes(&self) -> &[u8] {
+        &self.source.bytes()[self.range.clone()]
+    }
+}
+
+impl std::fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} {:?} {:?} of {}",
+            self.name,
+            self.dtype,
+            self.shape,
+            self.file.display()
+        )
+    }
+}
+
+/// All tensors of a checkpoint by name.
+#[derive(Debug, Default)]
+pub struct Checkpoint {
+    tensors: BTreeMap<String, Tensor>,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Maps `model.safetensors`, or every file of `model.safetensors.index.json`, in `dir`.
+    pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
+        let single = dir.join("model.safetensors");
+        let index = dir.join("model.safetensors.index.json");
+        let mut checkpoint = Self::default();
+        if single.is_file() {
+            checkpoint.add(map(&single)?, single)?;
+        } else if index.is_file() {
+            checkpoint.add_shards(dir, &index)?;
+        } else {
+            return Err(CheckpointError::NoWeights(dir.to_owned()));
+        }
+        Ok(checkpoint)
+    }
+
+    /// Reads one embedded file; `label` stands for its path in errors.
+    pub fn embedded(label: &str, bytes: &'static [u8]) -> Result<Self, CheckpointError> {
+        let mut checkpoint = Self::default();
+        checkpoint.add(Source::Embedded(bytes), PathBuf::from(label))?;
+        Ok(checkpoint)
+    }
+
+    /// The tensors, sorted by name.
+    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.tensors.values()
+    }
+
+    fn add_shards(&mut self, dir: &Path, index: &Path) -> Result<(), CheckpointError> {
+        let io = |source| CheckpointError::Io {
+            file: index.to_owned(),
+            source,
+        };
+        let damaged = |problem: String| CheckpointError::Damaged {
+            file: index.to_owned(),
+            problem,
+        };
+        let text = std::fs::read(index).map_err(io)?;
+        let parsed: Index = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+        let files: std::collections::BTreeSet<&String> = parsed.weight_map.values().collect();
+        for name in files {
+            // A name with a path in it could point anywhere on the disk.
+            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
+                return Err(damaged(format!("{name:?} is not a plain file name")));
+            }
+            let path = dir.join(name);
+            self.add(map(&path)?, path)?;
+        }
+        for (tensor, file) in &parsed.weight_map {
+            let found = self
+                .tensors
+                .get(tensor)
+                .is_some_and(|t| *t.file == dir.join(file));
+            if !found {
+                let file = dir.join(file);
+                return Err(CheckpointError::Missing {
+                    file,
+                    tensor: tensor.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, source: Source, path: PathBuf) -> Result<(), CheckpointError> {
+        let file = Arc::new(path);
+        let damaged = |problem: String| CheckpointError::Damaged {
+            file: file.to_path_buf(),
+            problem,
+        };
+        let bytes = source.bytes();
+        let (header, metadata) =
+            SafeTensors::read_metadata(bytes).map_err(|e| damaged(describe(&e, bytes.len())))?;
+        let data = header + 8;
+        for name in metadata.offset_keys() {
+            let Some(info) = metadata.info(&name) else {
+                continue;
+            };
+            let (start, end) = info.data_offsets;
+            let length = byte_length(info.dtype, &info.shape)
+                .ok_or_else(|| damaged(format!("tensor {name} has an impossible shape")))?;
+            let range = data + start..data + end;
+            if start > end || range.end > bytes.len() || end - start != length {
+                return Err(damaged(format!(
+                    "tensor {name} should be {length} bytes at {start}..{end} of {}",
+                    bytes.len() - data
+                )));
+            }
+            let tensor = Tensor {
+                name: name.clone(),
+                file: file.clone(),
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                source: source.clone(),
+                range,
+            };
+            if let Some(other) = self.tensors.insert(name.clone(), tensor) {
+                return Err(CheckpointError::Twice {
+                    tensor: name,
+                    first: other.file.to_path_buf(),
+                    second: file.to_path_buf(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn byte_length(dtype: Dtype, shape: &[usize]) -> Option<usize> {
+    let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
+    let bits = elements.checked_mul(dtype.bitsize())?;
+    (bits % 8 == 0).then_some(bits / 8)
+}
+
+fn describe(error: &safetensors::SafeTensorError, length: usize) -> String {
+    use safetensors::SafeTensorError as E;
+    match error {
+        E::HeaderTooSmall | E::InvalidHeaderLength => {
+            format!("it ends within its header ({length} bytes in all)")
+        }
+        E::MetadataIncompleteBuffer => {
+            format!("it is shorter or longer ({length} bytes) than its header says")
+        }
+        other => other.to_string(),
+    }
+}
+
+fn map(path: &Path) -> Result<Source, CheckpointError> {
+    let io = |source| CheckpointError::Io {
+        file: path.to_owned(),
+        source,
+    };
+    let file = File::open(path).map_err(io)?;
+    if file.metadata().map_err(io)?.len() == 0 {
+        let problem = "it is empty".to_owned();
+        return Err(CheckpointError::Damaged {
+            file: path.to_owned(),
+            problem,
+        });
+    }
+    // SAFETY: the map is read-only and private to this process; weights are not written while
+    // they are served. A file cut short by someone else ends the process, as for any mapped file.
+    #[allow(unsafe_code, reason = "memory map of the weights")]
+    let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+    Ok(Source::Mapped(Arc::new(map)))
+}
+
+#[cfg(test)]
+#[path = "checkpoint_tests.rs"]
+mod tests;

@@ -1,0 +1,133 @@
+//! What tokens are a function of, as one hash: every byte of the text weights, the numbers of the
+//! configuration, and the recipe by which a back end computes.
+
+use std::fmt;
+
+use super::{
+    checkpoint::Tensor,
+    names::text_name,
+    plan::{KvSource, Plan, Rope},
+};
+
+/// Equal fingerprints give equal tokens for equal requests.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Fingerprint([u8; 32]);
+
+impl Fingerprint {
+    /// Its bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(blake3::Hash::from_bytes(self.0).to_hex().as_str())
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Hash of a target's weights and numbers, without a back end's recipe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest([u8; 32]);
+
+impl Digest {
+    /// The fingerprint of this model computed by `recipe`.
+    pub fn with_recipe(&self, recipe: &str) -> Fingerprint {
+        let mut hash = blake3::Hasher::new_derive_key("marathon brain fingerprint v1");
+        hash.update(&self.0);
+        part(&mut hash, recipe.as_bytes());
+        Fingerprint(*hash.finalize().as_bytes())
+    }
+}
+
+/// Digest of the text tensors and the plan.
+///
+/// Tensors are hashed on several threads; their order in the files does not matter.
+pub fn digest(tensors: &[Tensor], plan: &Plan) -> Digest {
+    let mut hashes: Vec<(String, &Tensor, blake3::Hash)> = hash_all(tensors);
+    hashes.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut hash = blake3::Hasher::new_derive_key("marathon brain model digest v1");
+    for (name, tensor, bytes) in &hashes {
+        part(&mut hash, name.as_bytes());
+        part(
+            &mut hash,
+            format!("{:?} {:?}", tensor.dtype(), tensor.shape()).as_bytes(),
+        );
+        hash.update(bytes.as_bytes());
+    }
+    part(&mut hash, numbers(plan).as_bytes());
+    Digest(*hash.finalize().as_bytes())
+}
+
+fn hash_all(tensors: &[Tensor]) -> Vec<(String, &Tensor, blake3::Hash)> {
+    let threads = std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(16);
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        while let Some(t) = tensors.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            let name = text_name(t.name()).unwrap_or(t.name()).to_owned();
+            done.push((name, t, blake3::hash(t.bytes())));
+        }
+        done
+    };
+    let total: usize = tensors.iter().map(|t| t.bytes().len()).sum();
+    if threads == 1 || total < 1 << 20 {
+        return work();
+    }
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        let finish = |w: std::thread::ScopedJoinHandle<'_, _>| match w.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        workers.into_iter().flat_map(finish).collect()
+    })
+}
+
+/// Adds bytes with their length, so that two lists of parts never look the same.
+fn part(hash: &mut blake3::Hasher, bytes: &[u8]) {
+    hash.update(&(bytes.len() as u64).to_le_bytes());
+    hash.update(bytes);
+}
+
+/// Every number of the plan that enters the arithmetic. What is written here is a format: a
+/// changed line is another fingerprint for every model.
+fn numbers(plan: &Plan) -> String {
+    let rope = |r: &Rope| format!("{}/{}/{}", r.theta, r.partial, r.factor);
+    let mut text = format!(
+        "hidden {} heads {} vocab {} window {} eps {} softcap {:?} rope {} {}\n",
+        plan.hidden,
+        plan.heads,
+        plan.vocab,
+        plan.window,
+        plan.eps,
+        plan.softcap,
+        rope(&plan.rope_sliding),
+        rope(&plan.rope_full),
+    );
+    if let Some(p) = plan.per_layer_input {
+        text += &format!("per-layer {} {}\n", p.dim, p.vocab);
+    }
+    if let Some(m) = plan.moe {
+        text += &format!("experts {} {} {}\n", m.experts, m.top_k, m.intermediate);
+    }
+    for layer in &plan.layers {
+        let kv = match layer.kv {
+            KvSource::Own { values_only } => format!("own {values_only}"),
+            KvSource::Shared { owner } => format!("of {owner}"),
+            KvSource::Target => "target".to_owned(),
+        };
+        let kind = layer.kind.name();
+        let (dim, heads, wide) = (layer.head_dim, layer.kv_heads, layer.intermediate);
+        text += &format!("{kind} {dim} {heads} {kv} {wide}\n");
+    }
+    text
+}

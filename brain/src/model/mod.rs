@@ -1,0 +1,312 @@
+//! Checkpoints, and the forward pass over them.
+//!
+//! [`load`] turns a folder into a [`LoadedModel`]: config.json becomes a plan per layer, every text
+//! tensor is found, checked and used exactly once, the assistant beside it likewise. The forward
+//! pass ([`gemma::Gemma`], [`drafter::Drafter`]) is written once over [`crate::backend::ops::Ops`].
+
+pub mod checkpoint;
+pub mod config;
+pub mod drafter;
+pub mod fingerprint;
+pub mod gemma;
+pub mod generation;
+pub mod names;
+pub mod plan;
+pub mod weights;
+
+use std::path::{Path, PathBuf};
+
+use checkpoint::{Checkpoint, CheckpointError, Tensor};
+use config::ConfigError;
+use fingerprint::{Digest, digest};
+use generation::GenerationDefaults;
+use names::{NameError, text_name};
+use plan::{DraftPlan, Kind, Plan};
+use weights::{DraftWeights, TargetWeights};
+
+/// A checkpoint that cannot be served. Every form says which file or folder is meant.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Not a folder.
+    #[error("{0} is not a checkpoint folder")]
+    NoFolder(PathBuf),
+    /// A file is missing or unreadable.
+    #[error("cannot read {file}: {source}")]
+    Io {
+        /// Which file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A configuration that is not served.
+    #[error("{file}: {source}")]
+    Config {
+        /// Which file.
+        file: PathBuf,
+        /// What is wrong with it.
+        source: ConfigError,
+    },
+    /// Weights that cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Weights that do not fit the configuration.
+    #[error("{folder}: {source}")]
+    Names {
+        /// Which folder.
+        folder: PathBuf,
+        /// What is wrong with them.
+        source: NameError,
+    },
+    /// An assistant of another model.
+    #[error("the assistant in {folder} does not fit the model: {problem}")]
+    Mismatch {
+        /// Which folder.
+        folder: PathBuf,
+        /// Where they differ.
+        problem: String,
+    },
+}
+
+/// Which assistant drafts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum DrafterChoice {
+    /// The one in the folder `assistant` beside the weights, if there is one.
+    #[default]
+    Auto,
+    /// None.
+    None,
+    /// The one in this folder.
+    Dir(PathBuf),
+}
+
+/// How to load.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Which assistant drafts.
+    pub drafter: DrafterChoice,
+}
+
+/// A model's files, compiled into the binary.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddedFiles {
+    /// config.json
+    pub config: &'static [u8],
+    /// generation_config.json, if any.
+    pub generation_config: Option<&'static [u8]>,
+    /// model.safetensors
+    pub weights: &'static [u8],
+}
+
+/// A target and perhaps its assistant, compiled into the binary.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddedCheckpoint {
+    /// What errors call it.
+    pub label: &'static str,
+    /// The target.
+    pub target: EmbeddedFiles,
+    /// Its assistant.
+    pub assistant: Option<EmbeddedFiles>,
+}
+
+/// An assistant that fits its target.
+#[derive(Debug)]
+pub struct LoadedDrafter {
+    /// Its plan.
+    pub plan: DraftPlan,
+    /// Its weights.
+    pub weights: DraftWeights,
+}
+
+/// A checkpoint, checked, ready for a back end.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// Its plan.
+    pub plan: Plan,
+    /// Its weights.
+    pub weights: TargetWeights,
+    /// Its assistant.
+    pub drafter: Option<LoadedDrafter>,
+    /// How it wants to be sampled.
+    pub defaults: GenerationDefaults,
+    /// Hash of everything but a back end's recipe.
+    pub digest: Digest,
+}
+
+/// Loads a checkpoint folder.
+pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
+    if !dir.is_dir() {
+        return Err(LoadError::NoFolder(dir.to_owned()));
+    }
+    let config = read(&dir.join("config.json"))?;
+    let generation = read_optional(&dir.join("generation_config.json"))?;
+    let plan = parse_config(dir, &config)?;
+    let files = Files {
+        folder: dir,
+        config: &config,
+        generation: generation.as_deref(),
+    };
+    let mut model = assemble(&files, plan, Checkpoint::open(dir)?)?;
+    let assistant = match &options.drafter {
+        DrafterChoice::None => None,
+        DrafterChoice::Dir(dir) => Some(dir.clone()),
+        DrafterChoice::Auto => {
+            Some(dir.join("assistant")).filter(|d| d.join("config.json").is_file())
+        }
+    };
+    if let Some(folder) = assistant {
+        if !folder.is_dir() {
+            return Err(LoadError::NoFolder(folder));
+        }
+        let config = read(&folder.join("config.json"))?;
+        let checkpoint = Checkpoint::open(&folder)?;
+        model.drafter = Some(assemble_drafter(
+            &folder,
+            &config,
+            &checkpoint,
+            &model.plan,
+        )?);
+    }
+    Ok(model)
+}
+
+/// Loads a checkpoint that is part of the binary. `drafter` false leaves its assistant out.
+pub fn load_embedded(
+    embedded: &EmbeddedCheckpoint,
+    drafter: bool,
+) -> Result<LoadedModel, LoadError> {
+    let folder = Path::new(embedded.label);
+    let target = &embedded.target;
+    let plan = parse_config(folder, target.config)?;
+    let label = |file: &str| format!("{}/{file}", embedded.label);
+    let checkpoint = Checkpoint::embedded(&label("model.safetensors"), target.weights)?;
+    let files = Files {
+        folder,
+        config: target.config,
+        generation: target.generation_config,
+    };
+    let mut model = assemble(&files, plan, checkpoint)?;
+    if let Some(assistant) = embedded.assistant.as_ref().filter(|_| drafter) {
+        let folder = folder.join("assistant");
+        let label = label("assistant/model.safetensors");
+        let checkpoint = Checkpoint::embedded(&label, assistant.weights)?;
+        let drafter = assemble_drafter(&folder, assistant.config, &checkpoint, &model.plan)?;
+        model.drafter = Some(drafter);
+    }
+    Ok(model)
+}
+
+struct Files<'a> {
+    folder: &'a Path,
+    config: &'a [u8],
+    generation: Option<&'a [u8]>,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
+    std::fs::read(path).map_err(|source| LoadError::Io {
+        file: path.to_owned(),
+        source,
+    })
+}
+
+fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
+    if path.exists() {
+        read(path).map(Some)
+    } else {
+        Ok(None)
+    }
+}
+
+fn parse_config(folder: &Path, config: &[u8]) -> Result<Plan, LoadError> {
+    config::parse_target(config).map_err(|source| LoadError::Config {
+        file: folder.join("config.json"),
+        source,
+    })
+}
+
+fn assemble(
+    files: &Files<'_>,
+    plan: Plan,
+    checkpoint: Checkpoint,
+) -> Result<LoadedModel, LoadError> {
+    let folder = files.folder;
+    let defaults =
+        generation::parse(files.generation, files.config).map_err(|source| LoadError::Config {
+            file: folder.join("generation_config.json"),
+            source,
+        })?;
+    let weights = weights::target(&checkpoint, &plan).map_err(|source| LoadError::Names {
+        folder: folder.to_owned(),
+        source,
+    })?;
+    let text: Vec<Tensor> = checkpoint
+        .tensors()
+        .filter(|t| text_name(t.name()).is_some())
+        .cloned()
+        .collect();
+    let digest = digest(&text, &plan);
+    Ok(LoadedModel {
+        plan,
+        weights,
+        drafter: None,
+        defaults,
+        digest,
+    })
+}
+
+fn assemble_drafter(
+    folder: &Path,
+    config: &[u8],
+    checkpoint: &Checkpoint,
+    target: &Plan,
+) -> Result<LoadedDrafter, LoadError> {
+    let plan = config::parse_assistant(config).map_err(|source| LoadError::Config {
+        file: folder.join("config.json"),
+        source,
+    })?;
+    check_fit(target, &plan).map_err(|problem| LoadError::Mismatch {
+        folder: folder.to_owned(),
+        problem,
+    })?;
+    let weights = weights::assistant(checkpoint, &plan).map_err(|source| LoadError::Names {
+        folder: folder.to_owned(),
+        source,
+    })?;
+    Ok(LoadedDrafter { plan, weights })
+}
+
+/// An assistant reads the target's hidden state, embedding and cache: all must have its sizes.
+fn check_fit(target: &Plan, draft: &DraftPlan) -> Result<(), String> {
+    let text = &draft.text;
+    if draft.backbone != target.hidden {
+        return Err(format!(
+            "it reads a width of {}, not {}",
+            draft.backbone, target.hidden
+        ));
+    }
+    if text.vocab != target.vocab {
+        return Err(format!(
+            "it has {} tokens, not {}",
+            text.vocab, target.vocab
+        ));
+    }
+    for kind in [Kind::Sliding, Kind::Full] {
+        let Some(layer) = text.layers.iter().find(|l| l.kind == kind) else {
+            continue;
+        };
+        let Some(owner) = target.last_owner(kind) else {
+            return Err(format!("the model has no {} cache", kind.name()));
+        };
+        let owner = &target.layers[owner];
+        if (layer.head_dim, layer.kv_heads) != (owner.head_dim, owner.kv_heads) {
+            return Err(format!(
+                "its {} layers read {} heads of {}, the model caches {} of {}",
+                kind.name(),
+                layer.kv_heads,
+                layer.head_dim,
+                owner.kv_heads,
+                owner.head_dim
+            ));
+        }
+    }
+    Ok(())
+}
