@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use figment::{
-    Figment,
+    Figment, Source,
     providers::{Env, Format, Serialized, Toml},
     value::{Dict, Map, Value},
 };
@@ -143,6 +143,8 @@ impl Loaded {
             };
             let origin = match self.figment.get_metadata(value.tag()) {
                 Some(found) => match &found.source {
+                    // Defaults are known by the line of code that sets them.
+                    Some(Source::Code(_)) => "default".to_owned(),
                     Some(source) => source.to_string(),
                     None => found.name.to_string(),
                 },
@@ -209,7 +211,7 @@ mod tests {
             .find(|line| line.starts_with("max_tokens = 8"))
             .unwrap();
         assert!(from_file.contains("pilot.toml"), "{from_file}");
-        assert!(text.contains("temperature = (model's)"), "{text}");
+        assert!(text.contains("temperature = (model's)  # default"), "{text}");
     }
 
     #[test]

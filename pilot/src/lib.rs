@@ -5,6 +5,8 @@
 //! facts, [`brain`] talks to the model, [`tools`] act on the workspace.
 
 pub mod brain;
+pub mod cli;
+pub mod commands;
 pub mod config;
 pub mod demo;
 pub mod driver;

@@ -5,7 +5,7 @@ use super::{
     ToolCall, ToolContext, ToolOutput,
     beneath::{Parents, PathError, Spot, Workspace},
     change,
-    declare::{Arguments, Declared, failed},
+    declare::{Arguments, Declared, failed, known},
 };
 
 /// What the model is told.
@@ -74,13 +74,13 @@ impl Tool for Append {
         match looked {
             Ok((_, _, FileState::Before)) => Standing::Redo,
             Ok((_, _, FileState::Torn)) => Standing::Torn,
-            Ok((path, _, FileState::Other)) => Standing::Unknown(changed(&path).text),
+            Ok((path, _, FileState::Other)) => Standing::Unknown(known(changed(&path))),
             // Written a moment before a crash, it may not be on the disk yet.
             Ok((path, spot, FileState::After)) => match spot.sync() {
                 Ok(()) => Standing::Done(appended(&path)),
-                Err(e) => Standing::Unknown(failed(&path, e).text),
+                Err(e) => Standing::Unknown(known(failed(&path, e))),
             },
-            Err(refusal) => Standing::Unknown(refusal.text),
+            Err(refusal) => Standing::Unknown(known(refusal)),
         }
     }
 

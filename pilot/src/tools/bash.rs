@@ -33,8 +33,8 @@ const ATTEMPTS: usize = 3;
 /// PATH of a command when pilot itself has none.
 const SEARCH_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// The answer when nobody can tell whether the command ran to its end.
-const UNKNOWN: &str = "error: outcome unknown: the command was started and its result was lost; \
-                       look at the files before you repeat it";
+const LOST: &str = "the command was started and its result was lost; look at the files before \
+                    you repeat it";
 
 /// The tool.
 #[derive(Debug)]
@@ -118,16 +118,16 @@ impl Tool for Bash {
 
     fn inspect(&self, _: &ToolCall, facts: &Facts, context: &ToolContext) -> Standing {
         let Facts::Spool { name } = facts else {
-            return Standing::Unknown(UNKNOWN.to_owned());
+            return Standing::Unknown(LOST.to_owned());
         };
         match Spool::new(&context.spool, name).status() {
             // Nothing ran, or executing again joins it; a lost one is said to be lost there.
             Ok(Status::NotStarted | Status::Running | Status::Ended(_)) => Standing::Redo,
             Ok(Status::Lost) => {
                 let orphans = end_orphans(&Spool::new(&context.spool, name));
-                Standing::Unknown(lost(orphans).text)
+                Standing::Unknown(lost(orphans))
             }
-            Err(_) => Standing::Unknown(UNKNOWN.to_owned()),
+            Err(_) => Standing::Unknown(LOST.to_owned()),
         }
     }
 }
@@ -179,7 +179,12 @@ impl Job {
         }
         match status {
             Status::Ended(record) => self.describe(&record),
-            Status::Lost => Ok(lost(end_orphans(&self.spool))),
+            Status::Lost => {
+                let known = lost(end_orphans(&self.spool));
+                Ok(ToolOutput::error(format_args!(
+                    "the outcome is unknown: {known}"
+                )))
+            }
             Status::NotStarted | Status::Running => Err(io::ErrorKind::Other.into()),
         }
     }
@@ -231,15 +236,10 @@ fn end_orphans(spool: &Spool) -> io::Result<bool> {
     process::end_orphans(&spool.claimant()?, supervisor::GRACE)
 }
 
-fn lost(orphans_gone: io::Result<bool>) -> ToolOutput {
-    let text = match orphans_gone {
-        Ok(true) => UNKNOWN.to_owned(),
-        Ok(false) | Err(_) => format!("{UNKNOWN}; it may still run"),
-    };
-    ToolOutput {
-        text,
-        error: true,
-        finish: None,
+fn lost(orphans_gone: io::Result<bool>) -> String {
+    match orphans_gone {
+        Ok(true) => LOST.to_owned(),
+        Ok(false) | Err(_) => format!("{LOST}; it may still run"),
     }
 }
 

@@ -114,6 +114,11 @@ pub fn failed(path: &str, why: impl std::fmt::Display) -> ToolOutput {
     ToolOutput::error(format_args!("{shown}: {why}"))
 }
 
+/// What a refusal knows, without the word that marks it as one.
+pub fn known(refusal: ToolOutput) -> String {
+    refusal.text.trim_start_matches("error: ").to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

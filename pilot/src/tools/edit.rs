@@ -5,7 +5,7 @@ use super::{
     ToolCall, ToolContext, ToolOutput,
     beneath::{Parents, PathError, Spot, Workspace},
     change,
-    declare::{Arguments, Declared, failed},
+    declare::{Arguments, Declared, failed, known},
 };
 
 /// What the model is told.
@@ -73,12 +73,12 @@ impl Tool for Edit {
             // The new name may not be on the disk yet.
             Ok((path, spot, FileState::After)) => match spot.sync_folder() {
                 Ok(()) => Standing::Done(edited(&path)),
-                Err(e) => Standing::Unknown(failed(&path, e).text),
+                Err(e) => Standing::Unknown(known(failed(&path, e))),
             },
             Ok((path, _, FileState::Torn | FileState::Other)) => {
-                Standing::Unknown(changed(&path).text)
+                Standing::Unknown(known(changed(&path)))
             }
-            Err(refusal) => Standing::Unknown(refusal.text),
+            Err(refusal) => Standing::Unknown(known(refusal)),
         }
     }
 }

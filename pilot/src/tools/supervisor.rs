@@ -4,7 +4,7 @@
 use std::{
     io,
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::mpsc::{self, RecvTimeoutError},
     thread,
@@ -43,8 +43,8 @@ pub fn start(program: &Path, folder: &Path) -> io::Result<Child> {
 /// # Errors
 /// When the folder cannot be read or written; the command is then not started, or its outcome
 /// is unknown to the reader of the folder.
-pub fn supervise(folder: PathBuf) -> io::Result<()> {
-    let spool = Spool::at(folder);
+pub fn supervise(folder: &Path) -> io::Result<()> {
+    let spool = Spool::at(folder.to_owned());
     let request = spool.load()?;
     rustix::process::setsid()?;
     // Orphans of the command come to this process instead of init.
