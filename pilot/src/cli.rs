@@ -7,8 +7,7 @@ use figment::value::{Dict, Value};
 
 use crate::{driver::failpoint::FailAt, ui::Mode};
 
-const EXAMPLES: &str = "\
-Examples:
+const EXAMPLES: &str = r#"Examples:
   pilot demo                          a marathon that is killed again and again
   pilot run "GOAL" --workspace DIR    begin a run
   pilot resume                        go on with the latest unfinished run
@@ -24,14 +23,14 @@ Exit status:
   2   wrong usage       7   workspace missing
   3   brain away        8   store cannot be read or written
   4   store in use      10  paused; `pilot resume` goes on
-  130 stopped at once by a second signal";
+  130 stopped at once by a second signal"#;
 
-const RUN_EXAMPLES: &str = "\
-Examples:
-  pilot run \"Fix the typos in every .md file\" --workspace docs
+const RUN_EXAMPLES: &str = r#"Examples:
+  pilot run "Fix the typos in every .md file" --workspace docs
   pilot run --workspace . --allow-bash < goal.txt
-  pilot run \"Sort the inbox\" --workspace mail --brain https://gpu-host:7411 --token-file token
-  pilot run --run nightly --or-resume \"Check the logs\" --workspace logs --json";
+  pilot run "Sort the inbox" --workspace mail \
+            --brain https://gpu-host:7411 --token-file token --ca-file ca.pem
+  pilot run --run nightly --or-resume "Check the logs" --workspace logs --json"#;
 
 /// Runs AI agents that survive anything: every step is on the disk before the next.
 #[derive(Debug, Parser)]

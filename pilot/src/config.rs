@@ -211,7 +211,10 @@ mod tests {
             .find(|line| line.starts_with("max_tokens = 8"))
             .unwrap();
         assert!(from_file.contains("pilot.toml"), "{from_file}");
-        assert!(text.contains("temperature = (model's)  # default"), "{text}");
+        assert!(
+            text.contains("temperature = (model's)  # default"),
+            "{text}"
+        );
     }
 
     #[test]
