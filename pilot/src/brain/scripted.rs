@@ -27,8 +27,8 @@ use marathon_proto::{
     status::{Problem, Reason},
 };
 use tokio::{net::TcpListener, runtime::Runtime, sync::mpsc};
-use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
-use tonic::{Request, Response, Status};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, transport::server::TcpIncoming};
 
 /// Ends an answer with tool calls.
 pub const STOP_CALL: u32 = 50;
@@ -157,7 +157,7 @@ impl ScriptedBrain {
         let service = BrainServer::new(Service(Arc::clone(&shared)))
             .max_decoding_message_size(net::MAX_MESSAGE_BYTES);
         let guard = runtime.enter();
-        let incoming = TcpListenerStream::new(TcpListener::from_std(listener)?);
+        let incoming = TcpIncoming::from(TcpListener::from_std(listener)?).with_nodelay(Some(true));
         let router = net::server().add_service(service);
         // It ends with its runtime; an error before that is a refusal to its clients.
         runtime.spawn(router.serve_with_incoming(incoming));

@@ -405,6 +405,3 @@ fn tools_hash(tools: &Toolbox) -> [u8; 32] {
     }
     *hasher.finalize().as_bytes()
 }
-
-#[cfg(test)]
-mod tests;
