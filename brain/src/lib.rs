@@ -5,7 +5,14 @@
 //! `model`, and the tokens go into the generation's log, over which every stream is a cursor.
 
 pub mod backend;
+pub mod bringup;
+pub mod cli;
+pub mod config;
+pub mod demo;
 pub mod engine;
+pub mod error;
+pub mod grpc;
 pub mod model;
 pub mod sched;
+pub mod server;
 pub mod text;

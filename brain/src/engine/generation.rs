@@ -4,6 +4,7 @@
 //! The writer never waits for a reader, and a reader that comes late or again finds everything.
 
 use std::{
+    any::Any,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -34,6 +35,8 @@ pub struct Started {
     pub stop_strings: Arc<[String]>,
     /// The marathon it belongs to; may be empty.
     pub run_id: Arc<str>,
+    /// What the front end that started it left for readers.
+    pub reading: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Started {
@@ -46,6 +49,7 @@ impl Started {
             draft: request.draft,
             stop_strings: request.stop_strings.clone().into(),
             run_id: request.run_id.as_str().into(),
+            reading: request.reading.clone(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What a client asks for, and the checks it passes before anything is computed.
 
-use std::{fmt, sync::Arc};
+use std::{any::Any, fmt, sync::Arc};
 
 use super::types::{DraftDepth, SamplingParams, TokenId};
 use crate::backend::Limits;
@@ -30,6 +30,9 @@ pub struct Request {
     pub stop_strings: Vec<String>,
     /// Finds `stop_strings`; `None` without any.
     pub stop_check: Option<Box<dyn StopCheck>>,
+    /// What a front end needs to make text of the log; kept with it and given back to every
+    /// reader. A function of the prompt, so no part of the request's identity.
+    pub reading: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Request {
@@ -43,6 +46,7 @@ impl Request {
             received: Vec::new(),
             stop_strings: Vec::new(),
             stop_check: None,
+            reading: None,
         }
     }
 

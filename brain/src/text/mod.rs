@@ -11,6 +11,7 @@ pub mod detok;
 pub mod guard;
 mod json;
 pub mod markers;
+pub mod model;
 mod python;
 pub mod schema;
 pub mod stop;

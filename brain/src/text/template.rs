@@ -75,6 +75,26 @@ impl Template {
         Self::new(&source)
     }
 
+    /// The template of a checkpoint folder: `chat_template.jinja`, or the one in
+    /// `tokenizer_config.json` of older checkpoints.
+    pub fn from_checkpoint(dir: &Path) -> Result<Self, TemplateError> {
+        let file = dir.join("chat_template.jinja");
+        if file.exists() {
+            return Self::from_file(&file);
+        }
+        let inside = fs::read(dir.join("tokenizer_config.json"))
+            .ok()
+            .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
+            .and_then(|config| config["chat_template"].as_str().map(str::to_owned));
+        match inside {
+            Some(source) => Self::new(&source),
+            None => Err(TemplateError::Read {
+                path: file.display().to_string(),
+                reason: "it is not there, and tokenizer_config.json has no chat_template".into(),
+            }),
+        }
+    }
+
     /// Compiles template source.
     pub fn new(source: &str) -> Result<Self, TemplateError> {
         let mut env = Environment::new();

@@ -1,9 +1,8 @@
-use std::time::{Duration, Instant};
-
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::text::testing::assert_linear;
 
 /// The JSON of arguments, `<|"|>` standing for the quote token; `None` for junk.
 fn parse_with(opener: char, body: &str, schema: Option<Value>) -> Option<String> {
@@ -219,18 +218,9 @@ fn a_long_argument_takes_linear_time() {
         ("l:[", "{", "}"),
     ];
     for (head, unit, tail) in shapes {
-        let time = |n: usize| {
-            let body = format!("{head}{}{tail}", unit.repeat(n));
-            let start = Instant::now();
-            parse(&body);
-            start.elapsed()
-        };
-        time(1_000);
-        let (short, long) = (time(10_000), time(80_000));
-        assert!(
-            long < short * 40 + Duration::from_millis(50),
-            "{head}{unit}: {short:?} for 10,000, {long:?} for 80,000"
-        );
+        assert_linear(&format!("{head}{unit}"), 10_000, |n| {
+            parse(&format!("{head}{}{tail}", unit.repeat(n)));
+        });
     }
 }
 

@@ -1,9 +1,7 @@
-use std::time::{Duration, Instant};
-
 use proptest::prelude::*;
 
 use super::*;
-use crate::text::testing::tokenizer;
+use crate::text::testing::{assert_linear, tokenizer};
 
 /// Special tokens spelled in the text become markers.
 fn pieces(text: &str) -> Vec<Result<String, TokenId>> {
@@ -263,18 +261,11 @@ fn a_long_turn_takes_linear_time() {
         "<|tool_call>x{",
     ];
     for unit in units {
-        let time = |n: usize| {
-            let input: Vec<_> = std::iter::repeat_n(pieces(unit), n).flatten().collect();
-            let start = Instant::now();
+        let pieces = pieces(unit);
+        assert_linear(unit, 2_000, |n| {
+            let input: Vec<_> = std::iter::repeat_n(pieces.clone(), n).flatten().collect();
             feed(Start::Fresh, &input);
-            start.elapsed()
-        };
-        time(500);
-        let (short, long) = (time(4_000), time(32_000));
-        assert!(
-            long < short * 40 + Duration::from_millis(50),
-            "{unit}: {short:?} for 4,000, {long:?} for 32,000"
-        );
+        });
     }
 }
 

@@ -1,0 +1,127 @@
+//! From settings to something that computes: tokenizer, template, weights, device.
+
+use std::{path::Path, sync::Arc};
+
+use crate::{
+    backend::{
+        Executor, Limits,
+        fake::{FakeExecutor, FakeOptions},
+    },
+    config::{Config, Device, DraftTokens, Drafter, Model},
+    demo,
+    engine::{Engine, EngineConfig, clock::SystemClock},
+    error::Error,
+    grpc::{ModelFacts, Serving, sampling::Defaults},
+    sched::{scheduler::SchedConfig, types::DraftDepth},
+    text::{model::TextModel, template::Template, tokenizer::Tokenizer},
+};
+
+/// What can be said about the settings before anything is loaded.
+pub fn check(config: &Config) -> Result<(), Error> {
+    match &config.model {
+        Model::Demo => Ok(()),
+        Model::Dir(dir) => check_folder(dir),
+    }
+}
+
+/// Loads everything and starts the engine. Blocks for as long as that takes.
+pub fn bring_up(config: &Config) -> Result<Serving, Error> {
+    let text = Arc::new(text_model(&config.model)?);
+    let (executor, facts) = match config.device {
+        Device::Fake => fake(config, &text),
+        Device::Cpu => return Err(Error::Device("the CPU back end is not there".into())),
+    };
+    let engine_config = EngineConfig {
+        sched: SchedConfig {
+            max_rows: config.max_num_batched_tokens,
+            max_seqs: config.max_num_seqs,
+            ..SchedConfig::default()
+        },
+        lease: config.lease,
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start(executor, engine_config, Arc::new(SystemClock::start()))
+        .map_err(|error| Error::Device(error.to_string()))?;
+    Ok(Serving {
+        engine,
+        text,
+        facts: Arc::new(facts),
+    })
+}
+
+fn text_model(model: &Model) -> Result<TextModel, Error> {
+    let checkpoint = |error: &dyn std::fmt::Display| Error::Checkpoint(error.to_string());
+    let (tokenizer, template) = match model {
+        Model::Demo => (
+            Tokenizer::from_bytes(demo::TOKENIZER, "the built-in tokenizer")
+                .map_err(|e| checkpoint(&e))?,
+            Template::new(demo::TEMPLATE).map_err(|e| checkpoint(&e))?,
+        ),
+        Model::Dir(dir) => (
+            Tokenizer::from_file(&dir.join("tokenizer.json")).map_err(|e| checkpoint(&e))?,
+            Template::from_checkpoint(dir).map_err(|e| checkpoint(&e))?,
+        ),
+    };
+    TextModel::new(Arc::new(tokenizer), template).map_err(|e| checkpoint(&e))
+}
+
+fn check_folder(dir: &Path) -> Result<(), Error> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    Err(Error::Checkpoint(format!(
+        "the checkpoint {} is not a folder: give the folder with config.json, or demo",
+        dir.display()
+    )))
+}
+
+/// The depth of requests that leave it open.
+fn default_draft(draft_tokens: DraftTokens) -> DraftDepth {
+    match draft_tokens {
+        DraftTokens::Auto => DraftDepth::Auto,
+        DraftTokens::Off => DraftDepth::Fixed(0),
+        DraftTokens::Fixed(drafts) => DraftDepth::Fixed(drafts),
+    }
+}
+
+/// Drafts that a fake device makes, at most.
+const FAKE_DRAFTS: usize = 8;
+/// Context of a fake device.
+const FAKE_CONTEXT: usize = 4096;
+const FAKE_BLOCK: usize = 16;
+
+/// A device without a model: for tests of everything around it.
+fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
+    let tokenizer = text.tokenizer();
+    let drafts = config.drafter != Drafter::None && config.draft_tokens != DraftTokens::Off;
+    let max_model_len = config.max_model_len.unwrap_or(FAKE_CONTEXT);
+    let max_seqs = config.max_num_seqs;
+    let options = FakeOptions {
+        limits: Limits {
+            vocab_size: tokenizer.vocab_size(),
+            max_model_len,
+            max_rows: config.max_num_batched_tokens,
+            max_seqs,
+            max_drafts: if drafts { FAKE_DRAFTS } else { 0 },
+            full_block_size: FAKE_BLOCK,
+            full_blocks: (max_model_len.div_ceil(FAKE_BLOCK) + 1) * max_seqs,
+            sliding_block_size: FAKE_BLOCK,
+            sliding_blocks: 32 * max_seqs,
+            window: 64,
+        },
+        step_time: config.fake_step_time,
+        ..FakeOptions::default()
+    };
+    let markers = tokenizer.markers();
+    let facts = ModelFacts {
+        name: config.name.clone(),
+        fingerprint: blake3::hash(b"marathon fake device 1").to_hex().to_string(),
+        device: "fake",
+        drafter: if drafts { "fake".into() } else { String::new() },
+        draft: default_draft(config.draft_tokens),
+        defaults: Defaults::default(),
+        suppressed: Vec::new(),
+        stop_tokens: vec![markers.eos, markers.turn_close, markers.response_open],
+    };
+    (Box::new(FakeExecutor::new(options)), facts)
+}

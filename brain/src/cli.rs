@@ -1,0 +1,192 @@
+//! The command line: flags as typed. What they mean is in [`crate::config`].
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use figment::value::{Dict, Value};
+use serde::Serialize;
+
+use crate::error::EXIT_CODES;
+
+/// Serves Gemma 4 with multi-token prediction over gRPC.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a checkpoint until a signal ends it.
+    ///
+    /// When it serves, one line goes to standard output:
+    /// `ready addr=ADDRESS model=NAME fingerprint=HASH`. Logs go to standard error. The first
+    /// SIGTERM or SIGINT lets running generations end, the second ends everything at once.
+    #[command(after_help = SERVE_HELP)]
+    Serve(ServeArgs),
+}
+
+const SERVE_HELP: &str = "\
+Every flag is also a setting of the configuration file (grpc_addr = \"…\") and a variable
+(BRAIN_GRPC_ADDR). A flag wins over a variable, a variable over the file, the file over the
+default.
+
+Examples:
+  brain serve                                    the built-in demonstration model
+  brain serve --model /models/gemma-4-E4B-it     a checkpoint folder
+  brain serve --grpc-addr unix:/run/brain.sock   a socket instead of a port
+  brain serve --print-config                     every setting and where it comes from
+
+Exit codes:
+  0  ended as asked
+  2  a flag, a BRAIN_ variable or the configuration file is wrong
+  3  the checkpoint cannot be served
+  4  the address cannot be listened on
+  5  the device cannot hold the model
+  6  serving failed
+  7  ended at once by a second signal";
+
+/// Flags of `brain serve`.
+#[derive(Debug, Default, Args)]
+pub struct ServeArgs {
+    /// Configuration file (TOML); also BRAIN_CONFIG.
+    #[arg(long, env = "BRAIN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Print every setting with its origin, and end.
+    #[arg(long)]
+    pub print_config: bool,
+    /// The settings.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// Settings given as flags; a flag that was not given is not there.
+#[derive(Debug, Default, Args, Serialize)]
+pub struct Settings {
+    /// Checkpoint folder, or `demo` for the built-in model [default: demo].
+    #[arg(long, value_name = "DIR|demo")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Name that clients see [default: the folder's name].
+    #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub served_model_name: Option<String>,
+    /// Where to compute: auto, cpu, or fake (no model: tokens from a hash, for tests) [default: auto].
+    #[arg(long, value_name = "auto|cpu|fake")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Address to serve gRPC on: IP:PORT, localhost:PORT or unix:PATH; port 0 takes a free one
+    /// [default: 127.0.0.1:7411]. An address that other machines reach needs --token-file.
+    #[arg(long, value_name = "ADDR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grpc_addr: Option<String>,
+    /// The MTP drafter: auto (the one beside the checkpoint), none, or its folder [default: auto].
+    #[arg(long, value_name = "auto|none|DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drafter: Option<String>,
+    /// Drafts per round unless a request says: auto, off, or a number [default: auto].
+    #[arg(long, value_name = "N|auto|off")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub draft_tokens: Option<String>,
+    /// Prompt and answer together, in tokens, at most; 0: what the model was made for [default: 0].
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_model_len: Option<usize>,
+    /// Generations computed at a time, at most [default: 16].
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_num_seqs: Option<usize>,
+    /// Tokens computed in one step, at most [default: 256].
+    #[arg(long, value_name = "TOKENS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_num_batched_tokens: Option<usize>,
+    /// Memory for keys and values: auto, or a size such as 512MiB [default: auto].
+    #[arg(long, value_name = "SIZE|auto")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_memory: Option<String>,
+    /// Compute threads; 0: one per core [default: 0]. Cannot change a token.
+    #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// How long a generation that nobody reads is computed on and stays readable [default: 15m].
+    #[arg(long, value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
+    /// How long running generations may take to end after SIGTERM [default: 20s].
+    #[arg(long, value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drain: Option<String>,
+    /// File with the bearer token that every call must carry; nobody else may read it.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<String>,
+    /// TLS certificate (PEM); needs --tls-key.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_cert: Option<String>,
+    /// TLS private key (PEM); needs --tls-cert.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<String>,
+    /// Authority that clients' certificates must come from (PEM).
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_client_ca: Option<String>,
+    /// Log level, or TARGET=LEVEL,… [default: info].
+    #[arg(long, value_name = "LEVEL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
+    /// How log lines look: text or json [default: text].
+    #[arg(long, value_name = "text|json")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log_format: Option<String>,
+    /// OTLP collector for traces and metrics, such as http://127.0.0.1:4317.
+    #[arg(long, value_name = "URL")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otlp_endpoint: Option<String>,
+    /// Least time of a step of the fake device, for tests that must catch it at work
+    /// [default: 0s].
+    #[arg(long, value_name = "TIME", hide = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fake_step_time: Option<String>,
+}
+
+impl Settings {
+    /// The flags that were given.
+    pub fn given(&self) -> Dict {
+        match Value::serialize(self) {
+            Ok(Value::Dict(_, dict)) => dict,
+            _ => Dict::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_shows_the_exit_codes() {
+        let mut command = Cli::command();
+        command.clone().debug_assert();
+        assert!(command.render_help().to_string().contains(EXIT_CODES));
+        let serve = command.find_subcommand_mut("serve").unwrap();
+        assert!(serve.render_help().to_string().contains(EXIT_CODES));
+    }
+
+    #[test]
+    fn only_flags_that_were_given_are_settings() {
+        let cli = Cli::parse_from(["brain", "serve", "--threads", "2", "--draft-tokens", "off"]);
+        let Command::Serve(args) = cli.command;
+        let given = args.settings.given();
+        assert_eq!(
+            given.keys().collect::<Vec<_>>(),
+            ["draft_tokens", "threads"]
+        );
+    }
+}

@@ -1,0 +1,542 @@
+//! Settings: flags over environment (`BRAIN_…`) over a TOML file over defaults.
+
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use figment::{
+    Figment, Profile, Provider,
+    providers::{Env, Format as _, Serialized, Toml},
+    value::{Dict, Map},
+};
+use marathon_proto::{net::ListenAddr, telemetry::LogFormat, tls::IdentityFiles};
+use serde::{Deserialize, Serialize};
+
+use crate::{cli::ServeArgs, error::Error};
+
+/// Every setting as it is written. An empty text is "not set".
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Written {
+    /// Checkpoint folder, or `demo`.
+    pub model: String,
+    /// Name that clients see.
+    pub served_model_name: String,
+    /// Where to compute.
+    pub device: String,
+    /// Address of the gRPC server.
+    pub grpc_addr: String,
+    /// Which drafter.
+    pub drafter: String,
+    /// Drafts per round.
+    pub draft_tokens: Text,
+    /// Prompt and answer together; 0: the model's.
+    pub max_model_len: usize,
+    /// Generations at a time.
+    pub max_num_seqs: usize,
+    /// Tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Memory for keys and values.
+    pub kv_cache_memory: Text,
+    /// Compute threads; 0: one per core.
+    pub threads: usize,
+    /// How long an unread generation lives.
+    pub lease: String,
+    /// How long generations may take to end.
+    pub drain: String,
+    /// File with the bearer token.
+    pub token_file: PathBuf,
+    /// TLS certificate.
+    pub tls_cert: PathBuf,
+    /// TLS private key.
+    pub tls_key: PathBuf,
+    /// Authority of clients' certificates.
+    pub tls_client_ca: PathBuf,
+    /// Log filter.
+    pub log: String,
+    /// Form of log lines.
+    pub log_format: String,
+    /// OTLP collector.
+    pub otlp_endpoint: String,
+    /// Least time of a step of the fake device.
+    pub fake_step_time: String,
+}
+
+/// A setting that is a word or a number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Text {
+    /// A number.
+    Number(u64),
+    /// A word.
+    Word(String),
+}
+
+impl Text {
+    fn text(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Word(word) => word.clone(),
+        }
+    }
+}
+
+impl Default for Written {
+    fn default() -> Self {
+        Self {
+            model: "demo".into(),
+            served_model_name: String::new(),
+            device: "auto".into(),
+            grpc_addr: "127.0.0.1:7411".into(),
+            drafter: "auto".into(),
+            draft_tokens: Text::Word("auto".into()),
+            max_model_len: 0,
+            max_num_seqs: 16,
+            max_num_batched_tokens: 256,
+            kv_cache_memory: Text::Word("auto".into()),
+            threads: 0,
+            lease: "15m".into(),
+            drain: "20s".into(),
+            token_file: PathBuf::new(),
+            tls_cert: PathBuf::new(),
+            tls_key: PathBuf::new(),
+            tls_client_ca: PathBuf::new(),
+            log: "info".into(),
+            log_format: "text".into(),
+            otlp_endpoint: String::new(),
+            fake_step_time: "0s".into(),
+        }
+    }
+}
+
+/// Where the weights are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Model {
+    /// Built into the program.
+    Demo,
+    /// A checkpoint folder.
+    Dir(PathBuf),
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The processor.
+    Cpu,
+    /// No model: tokens from a hash.
+    Fake,
+}
+
+/// Which assistant drafts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drafter {
+    /// The one beside the checkpoint, if there is one.
+    Auto,
+    /// None.
+    None,
+    /// The one in this folder.
+    Dir(PathBuf),
+}
+
+/// Drafts per round of requests that do not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftTokens {
+    /// Chosen from cost and acceptance.
+    Auto,
+    /// Nothing drafts, whatever a request says.
+    Off,
+    /// This many.
+    Fixed(u32),
+}
+
+/// Every setting, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where the weights are.
+    pub model: Model,
+    /// Name that clients see.
+    pub name: String,
+    /// Where to compute.
+    pub device: Device,
+    /// Address of the gRPC server.
+    pub grpc_addr: ListenAddr,
+    /// Which assistant drafts.
+    pub drafter: Drafter,
+    /// Drafts per round.
+    pub draft_tokens: DraftTokens,
+    /// Prompt and answer together; `None`: the model's.
+    pub max_model_len: Option<usize>,
+    /// Generations at a time.
+    pub max_num_seqs: usize,
+    /// Tokens in one step.
+    pub max_num_batched_tokens: usize,
+    /// Bytes for keys and values; `None`: chosen.
+    pub kv_cache_bytes: Option<u64>,
+    /// Compute threads.
+    pub threads: usize,
+    /// How long an unread generation lives.
+    pub lease: Duration,
+    /// How long generations may take to end.
+    pub drain: Duration,
+    /// File with the bearer token.
+    pub token_file: Option<PathBuf>,
+    /// TLS certificate and key.
+    pub identity: Option<IdentityFiles>,
+    /// Authority of clients' certificates.
+    pub client_ca: Option<PathBuf>,
+    /// Log filter.
+    pub log: String,
+    /// Form of log lines.
+    pub log_format: LogFormat,
+    /// OTLP collector.
+    pub otlp_endpoint: Option<String>,
+    /// Least time of a step of the fake device.
+    pub fake_step_time: Duration,
+}
+
+/// The most drafts that a round may be asked to make.
+const MAX_DRAFTS: u32 = 16;
+
+/// Settings and where each came from.
+#[derive(Debug)]
+pub struct Loaded {
+    /// As written.
+    pub written: Written,
+    figment: Figment,
+}
+
+impl Loaded {
+    /// Layers the flags over the environment over the file over the defaults.
+    pub fn from_args(args: &ServeArgs) -> Result<Self, Error> {
+        let mut figment = Figment::from(Serialized::defaults(Written::default()));
+        if let Some(path) = &args.config {
+            if !path.is_file() {
+                return Err(Error::Usage(format!(
+                    "the configuration file {} is not there",
+                    path.display()
+                )));
+            }
+            figment = figment.merge(Toml::file_exact(path));
+        }
+        let figment = figment
+            .merge(Env::prefixed("BRAIN_").ignore(&["config"]))
+            .merge(Flags(args.settings.given()));
+        let written = figment
+            .extract()
+            .map_err(|error| Error::Usage(describe(&error)))?;
+        Ok(Self { written, figment })
+    }
+
+    /// One line a setting: `name = value  # origin`.
+    pub fn describe(&self) -> Result<String, Error> {
+        let all: Dict = self
+            .figment
+            .extract()
+            .map_err(|error| Error::Usage(describe(&error)))?;
+        let mut lines = String::new();
+        for (name, value) in all {
+            let shown = serde_json::to_string(&value).unwrap_or_default();
+            let origin = self
+                .figment
+                .find_metadata(&name)
+                .filter(|found| !found.name.contains("::"))
+                .map_or_else(|| "default".to_owned(), |found| origin(found, &name));
+            lines.push_str(&format!("{name} = {shown}  # {origin}\n"));
+        }
+        Ok(lines)
+    }
+
+    /// Checks every setting.
+    pub fn check(&self) -> Result<Config, Error> {
+        let written = self.written.clone();
+        let model = match written.model.as_str() {
+            "demo" => Model::Demo,
+            "" => return Err(self.bad("model", "is empty: give a checkpoint folder, or demo")),
+            path => Model::Dir(path.into()),
+        };
+        let name = match (written.served_model_name.as_str(), &model) {
+            ("", Model::Demo) => "demo".to_owned(),
+            ("", Model::Dir(path)) => folder_name(path),
+            (name, _) => name.to_owned(),
+        };
+        if name.chars().any(|c| c.is_whitespace() || c.is_control()) {
+            return Err(self.bad("served_model_name", format!("{name:?} holds white space")));
+        }
+        let device = match written.device.as_str() {
+            "auto" | "cpu" => Device::Cpu,
+            "fake" => Device::Fake,
+            other => {
+                return Err(self.bad("device", format!("{other:?} is not one of auto, cpu, fake")));
+            }
+        };
+        let drafter = match written.drafter.as_str() {
+            "auto" => Drafter::Auto,
+            "none" => Drafter::None,
+            "" => return Err(self.bad("drafter", "is empty: give auto, none or a folder")),
+            path => Drafter::Dir(path.into()),
+        };
+        for (field, value) in [
+            ("max_num_seqs", written.max_num_seqs),
+            ("max_num_batched_tokens", written.max_num_batched_tokens),
+        ] {
+            if value == 0 {
+                return Err(self.bad(field, "must be at least 1"));
+            }
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Config {
+            model,
+            name,
+            device,
+            grpc_addr: ListenAddr::from_str(&written.grpc_addr)
+                .map_err(|error| self.bad("grpc_addr", error.to_string()))?,
+            drafter,
+            draft_tokens: self.draft_tokens(&written.draft_tokens.text())?,
+            max_model_len: (written.max_model_len > 0).then_some(written.max_model_len),
+            max_num_seqs: written.max_num_seqs,
+            max_num_batched_tokens: written.max_num_batched_tokens,
+            kv_cache_bytes: self.size("kv_cache_memory", &written.kv_cache_memory.text())?,
+            threads: if written.threads == 0 {
+                cores
+            } else {
+                written.threads
+            },
+            lease: self.time("lease", &written.lease)?,
+            drain: self.time("drain", &written.drain)?,
+            token_file: set(written.token_file),
+            identity: IdentityFiles::from_options(set(written.tls_cert), set(written.tls_key))
+                .map_err(|error| Error::Usage(error.to_string()))?,
+            client_ca: set(written.tls_client_ca),
+            log: written.log,
+            log_format: LogFormat::from_str(&written.log_format)
+                .map_err(|error| self.bad("log_format", error.to_string()))?,
+            otlp_endpoint: Some(written.otlp_endpoint).filter(|url| !url.is_empty()),
+            fake_step_time: self.time("fake_step_time", &written.fake_step_time)?,
+        })
+    }
+
+    fn draft_tokens(&self, text: &str) -> Result<DraftTokens, Error> {
+        match (text, text.parse::<u32>()) {
+            ("auto", _) => Ok(DraftTokens::Auto),
+            ("off", _) | (_, Ok(0)) => Ok(DraftTokens::Off),
+            (_, Ok(drafts)) if drafts <= MAX_DRAFTS => Ok(DraftTokens::Fixed(drafts)),
+            _ => Err(self.bad(
+                "draft_tokens",
+                format!("{text:?} is neither auto nor off nor a number up to {MAX_DRAFTS}"),
+            )),
+        }
+    }
+
+    fn time(&self, field: &str, text: &str) -> Result<Duration, Error> {
+        humantime::parse_duration(text)
+            .map_err(|_| self.bad(field, format!("{text:?} is no time: write 90s, 15m or 2h")))
+    }
+
+    fn size(&self, field: &str, text: &str) -> Result<Option<u64>, Error> {
+        if text == "auto" {
+            return Ok(None);
+        }
+        let digits = text
+            .trim_end_matches(|c: char| c.is_ascii_alphabetic())
+            .trim();
+        let unit: u64 = match text.trim_start_matches(|c: char| c.is_ascii_digit()).trim() {
+            "" | "B" => 1,
+            "KiB" | "K" => 1 << 10,
+            "MiB" | "M" => 1 << 20,
+            "GiB" | "G" => 1 << 30,
+            _ => 0,
+        };
+        let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+        match bytes {
+            Some(bytes) if bytes > 0 => Ok(Some(bytes)),
+            _ => Err(self.bad(
+                field,
+                format!("{text:?} is no size: write auto, 512MiB or 8GiB"),
+            )),
+        }
+    }
+
+    fn bad(&self, field: &str, what: impl AsRef<str>) -> Error {
+        let origin = self
+            .figment
+            .find_metadata(field)
+            .filter(|found| !found.name.contains("::"))
+            .map(|found| format!(" ({})", origin(found, field)))
+            .unwrap_or_default();
+        Error::Usage(format!("setting {field}{origin}: {}", what.as_ref()))
+    }
+}
+
+fn set(path: PathBuf) -> Option<PathBuf> {
+    (!path.as_os_str().is_empty()).then_some(path)
+}
+
+fn folder_name(path: &Path) -> String {
+    let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = name.file_name().unwrap_or(path.as_os_str());
+    name.to_string_lossy().replace(char::is_whitespace, "-")
+}
+
+/// Where a setting comes from, in a user's words.
+fn origin(found: &figment::Metadata, field: &str) -> String {
+    match &found.source {
+        Some(figment::Source::File(path)) => path.display().to_string(),
+        _ if found.name.contains("environment") => format!("BRAIN_{}", field.to_uppercase()),
+        _ => found.name.to_string(),
+    }
+}
+
+fn describe(error: &figment::Error) -> String {
+    let name = error.path.join(".");
+    let place = error
+        .metadata
+        .as_ref()
+        .filter(|found| !found.name.contains("::"))
+        .map(|found| format!(" ({})", origin(found, &name)))
+        .unwrap_or_default();
+    if name.is_empty() {
+        format!("configuration{place}: {}", error.kind)
+    } else {
+        format!("setting {name}{place}: {}", error.kind)
+    }
+}
+
+struct Flags(Dict);
+
+impl Provider for Flags {
+    fn metadata(&self) -> figment::Metadata {
+        figment::Metadata::named("command line")
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Map::from([(Profile::Default, self.0.clone())]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn load(flags: &[&str]) -> Result<Loaded, Error> {
+        let cli = Cli::parse_from(["brain", "serve"].iter().chain(flags));
+        let Command::Serve(args) = cli.command;
+        Loaded::from_args(&args)
+    }
+
+    fn check(flags: &[&str]) -> Result<Config, Error> {
+        load(flags)?.check()
+    }
+
+    #[test]
+    fn flags_win_over_the_file_and_the_file_over_defaults() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("brain.toml");
+        std::fs::write(&file, "threads = 3\nmax_num_seqs = 4\ndraft_tokens = 5\n").unwrap();
+        let path = file.to_str().unwrap();
+        let loaded = load(&["--config", path, "--threads", "7"]).unwrap();
+        let config = loaded.check().unwrap();
+        assert_eq!((config.threads, config.max_num_seqs), (7, 4));
+        assert_eq!(config.draft_tokens, DraftTokens::Fixed(5));
+        let text = loaded.describe().unwrap();
+        assert!(text.contains("threads = 7  # command line\n"), "{text}");
+        assert!(
+            text.contains(&format!("max_num_seqs = 4  # {path}\n")),
+            "{text}"
+        );
+        assert!(
+            text.contains("grpc_addr = \"127.0.0.1:7411\"  # default\n"),
+            "{text}"
+        );
+        assert_eq!(text.lines().count(), 21, "{text}");
+    }
+
+    #[test]
+    fn wrong_settings_are_named_with_their_origin() {
+        for (flags, expected) in [
+            (
+                ["--device", "gpu"],
+                "setting device (command line): \"gpu\" is not one of auto, cpu, fake",
+            ),
+            (
+                ["--grpc-addr", "nowhere"],
+                "setting grpc_addr (command line): `nowhere` is no address",
+            ),
+            (
+                ["--draft-tokens", "many"],
+                "setting draft_tokens (command line): \"many\" is neither",
+            ),
+            (
+                ["--lease", "soon"],
+                "setting lease (command line): \"soon\" is no time",
+            ),
+            (
+                ["--kv-cache-memory", "7 apples"],
+                "setting kv_cache_memory (command line): \"7 apples\" is no size",
+            ),
+            (
+                ["--max-num-seqs", "0"],
+                "setting max_num_seqs (command line): must be at least 1",
+            ),
+            (
+                ["--log-format", "xml"],
+                "setting log_format (command line): log format `xml`",
+            ),
+            (
+                ["--tls-cert", "a.pem"],
+                "TLS needs a certificate and its key",
+            ),
+            (
+                ["--config", "/nowhere.toml"],
+                "the configuration file /nowhere.toml is not there",
+            ),
+        ] {
+            let error = check(&flags).unwrap_err();
+            assert!(error.to_string().starts_with(expected), "{error}");
+            assert_eq!(error.code(), 2);
+        }
+    }
+
+    #[test]
+    fn a_misspelled_setting_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("brain.toml");
+        std::fs::write(&file, "thread = 3\n").unwrap();
+        let error = load(&["--config", file.to_str().unwrap()])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("thread") && error.contains("brain.toml"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn sizes_and_names() {
+        assert_eq!(
+            check(&["--kv-cache-memory", "512MiB"])
+                .unwrap()
+                .kv_cache_bytes,
+            Some(512 << 20)
+        );
+        assert_eq!(
+            check(&["--kv-cache-memory", "4096"])
+                .unwrap()
+                .kv_cache_bytes,
+            Some(4096)
+        );
+        assert_eq!(check(&[]).unwrap().name, "demo");
+        assert_eq!(
+            check(&["--model", "/models/gemma 4"]).unwrap().name,
+            "gemma-4"
+        );
+        assert_eq!(
+            check(&["--draft-tokens", "0"]).unwrap().draft_tokens,
+            DraftTokens::Off
+        );
+    }
+}

@@ -1,0 +1,125 @@
+//! A generation as asked for, lowered to the engine's request.
+
+use std::{collections::HashMap, sync::Arc};
+
+use marathon_proto::{
+    brain::{self as pb, generation_spec::Prompt},
+    status::{Problem, Reason},
+};
+
+use super::{Serving, convert, problem, sampling};
+use crate::{
+    engine::Started,
+    sched::{request::Request, types::TokenId},
+    text::{
+        schema::Schema,
+        stream::{StreamOptions, schemas},
+        turn::Start,
+        visible::StopStrings,
+    },
+};
+
+/// Schemas of the prompt's tools, kept with the generation for its readers.
+type Schemas = HashMap<String, Arc<Schema>>;
+
+/// A lowered request.
+pub(super) struct Lowered {
+    pub(super) request: Request,
+    /// The prompt's tokens, when the client does not have them.
+    pub(super) prompt_ids: Vec<TokenId>,
+}
+
+/// Lowers a specification. Slow in proportion to the prompt: call it on a blocking thread.
+pub(super) fn lower(
+    serving: &Serving,
+    generation_id: &str,
+    spec: pb::GenerationSpec,
+) -> Result<Lowered, Problem> {
+    let facts = &serving.facts;
+    if !spec.expected_fingerprint.is_empty() && spec.expected_fingerprint != facts.fingerprint {
+        return Err(Problem::new(
+            Reason::FingerprintMismatch,
+            format!(
+                "this brain serves {} with the fingerprint {}, not {}: its tokens would differ",
+                facts.name, facts.fingerprint, spec.expected_fingerprint
+            ),
+        ));
+    }
+    let (prompt, schemas, given_as_ids) = prompt(serving, spec.prompt)?;
+    let scope = sampling::Scope {
+        facts,
+        generation_id,
+        room: serving.engine.max_len().saturating_sub(prompt.len()),
+        logprobs: spec.logprobs,
+    };
+    let resolved = sampling::resolve(spec.sampling.unwrap_or_default(), &scope)?;
+    let stop_check = (!resolved.stops.is_empty()).then(|| {
+        let tokenizer = serving.text.tokenizer().clone();
+        Box::new(StopStrings::new(
+            tokenizer,
+            &resolved.stops,
+            resolved.params.min_tokens,
+        )) as _
+    });
+    let request = Request {
+        draft: resolved.draft,
+        run_id: spec.run_id,
+        received: spec.received_tokens,
+        stop_strings: resolved.stops,
+        stop_check,
+        reading: Some(schemas),
+        ..Request::new(prompt.clone(), resolved.params)
+    };
+    let prompt_ids = if given_as_ids { Vec::new() } else { prompt };
+    Ok(Lowered {
+        request,
+        prompt_ids,
+    })
+}
+
+/// The prompt's tokens, its tools' schemas, and whether it was given as tokens.
+fn prompt(
+    serving: &Serving,
+    given: Option<Prompt>,
+) -> Result<(Vec<TokenId>, Arc<Schemas>, bool), Problem> {
+    match given {
+        None => Err(Problem::invalid(
+            "spec.prompt",
+            "the specification has no prompt: give prompt_tokens, prompt_text or conversation",
+        )),
+        Some(Prompt::PromptTokens(tokens)) => Ok((tokens.ids, Arc::default(), true)),
+        Some(Prompt::PromptText(text)) => {
+            let tokens = serving
+                .text
+                .tokenizer()
+                .encode(&text)
+                .map_err(|error| problem::tokenizer("spec.prompt_text", &error))?;
+            Ok((tokens, Arc::default(), false))
+        }
+        Some(Prompt::Conversation(given)) => {
+            let field = "spec.conversation";
+            let conversation = convert::conversation(given, field)?;
+            let tokens = serving
+                .text
+                .render(&conversation, true)
+                .map_err(|error| problem::template(field, &error))?;
+            Ok((tokens, schemas(&conversation.tools), false))
+        }
+    }
+}
+
+/// How to make text of a generation's log.
+pub(super) fn reading(serving: &Serving, started: &Started) -> StreamOptions {
+    let schemas = started
+        .reading
+        .clone()
+        .and_then(|reading| reading.downcast::<Schemas>().ok())
+        .unwrap_or_default();
+    StreamOptions {
+        start: Start::after(&started.prompt, serving.text.tokenizer().markers()),
+        schemas,
+        stop_strings: started.stop_strings.to_vec(),
+        stop_tokens: started.params.stop_tokens.clone(),
+        min_tokens: started.params.min_tokens,
+    }
+}

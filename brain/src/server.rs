@@ -1,0 +1,217 @@
+//! `brain serve`: bring-up, readiness, drain. The only file that knows everything.
+//!
+//! The port is bound before anything is loaded, so that a taken one is an error at once. Signals
+//! are heard from the beginning. At the end running generations get the drain time; what is left
+//! then is ended with a reason that tells clients to ask again.
+
+use std::{io::Write as _, time::Duration};
+
+use marathon_proto::{
+    DESCRIPTORS,
+    auth::{RequireToken, Token},
+    brain::brain_server::BrainServer,
+    net::{self, Listener, MAX_MESSAGE_BYTES},
+    shutdown::{Kind, Shutdown, Tasks},
+    telemetry::Telemetry,
+    tls,
+};
+use sd_notify::NotifyState;
+use tokio_util::sync::CancellationToken;
+use tonic::{service::interceptor::InterceptedService, transport::server::Router};
+
+use crate::{
+    bringup,
+    config::Config,
+    error::Error,
+    grpc::{BrainService, Serving, health},
+};
+
+/// Time that open streams get to deliver their last events.
+const CLOSING: Duration = Duration::from_secs(5);
+
+/// Serves until a signal, or until serving fails.
+pub fn serve(config: Config) -> Result<(), Error> {
+    bringup::check(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::Serving(format!("no runtime: {error}")))?;
+    let result = runtime.block_on(run(config));
+    // Loading may still be busy on its thread; the end does not wait for it.
+    runtime.shutdown_background();
+    result
+}
+
+async fn run(config: Config) -> Result<(), Error> {
+    let shutdown = Shutdown::on_signals()
+        .map_err(|error| Error::Serving(format!("signals cannot be received: {error}")))?;
+    let telemetry = Telemetry {
+        service: "brain",
+        version: env!("CARGO_PKG_VERSION"),
+        format: config.log_format,
+        filter: config.log.clone(),
+        otlp_endpoint: config.otlp_endpoint.clone(),
+    };
+    let _telemetry = telemetry
+        .start()
+        .map_err(|error| Error::Usage(error.to_string()))?;
+    let token = config
+        .token_file
+        .as_deref()
+        .map(Token::from_file)
+        .transpose()
+        .map_err(|error| Error::Usage(error.to_string()))?;
+    let tls = config
+        .identity
+        .as_ref()
+        .map(|identity| tls::server(identity, config.client_ca.as_deref()))
+        .transpose()
+        .map_err(|error| Error::Usage(error.to_string()))?;
+    let address = |error: net::ListenError| Error::Address(error.to_string());
+    config
+        .grpc_addr
+        .check_exposure(token.is_some())
+        .map_err(address)?;
+    let listener = config.grpc_addr.bind().await.map_err(address)?;
+
+    let Some(serving) = load(&config, &shutdown).await? else {
+        return Ok(());
+    };
+    let mut server = net::server();
+    if let Some(tls) = tls {
+        server = server
+            .tls_config(tls)
+            .map_err(|error| Error::Usage(format!("TLS cannot be set up: {error}")))?;
+    }
+    let tasks = Tasks::new(shutdown.clone());
+    let router = router(server, &serving, token, &shutdown, &tasks)?;
+    start(router, listener, &serving, &tasks, &shutdown, config.drain).await
+}
+
+/// Loads in the background so that a signal ends it; `None` after a signal.
+async fn load(config: &Config, shutdown: &Shutdown) -> Result<Option<Serving>, Error> {
+    let started = std::time::Instant::now();
+    tracing::info!(model = config.name, device = ?config.device, "loading");
+    let settings = config.clone();
+    let loading = tokio::task::spawn_blocking(move || bringup::bring_up(&settings));
+    let serving = tokio::select! {
+        loaded = loading => loaded.map_err(|error| Error::Serving(format!("loading failed: {error}")))??,
+        () = shutdown.graceful().cancelled() => return Ok(None),
+    };
+    tracing::info!(
+        fingerprint = serving.facts.fingerprint,
+        drafter = serving.facts.drafter,
+        max_model_len = serving.engine.max_len(),
+        seconds = started.elapsed().as_secs_f64(),
+        "loaded"
+    );
+    Ok(Some(serving))
+}
+
+fn router(
+    mut server: tonic::transport::Server,
+    serving: &Serving,
+    token: Option<Token>,
+    shutdown: &Shutdown,
+    tasks: &Tasks,
+) -> Result<Router, Error> {
+    let guard = RequireToken::new(token);
+    let brain = BrainServer::new(BrainService::new(
+        serving.clone(),
+        shutdown.graceful().clone(),
+    ))
+    .max_decoding_message_size(MAX_MESSAGE_BYTES)
+    .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .map_err(|error| Error::Serving(format!("reflection cannot be set up: {error}")))?;
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let watchdog = sd_notify::watchdog_enabled().is_some();
+    tasks.spawn(
+        "health",
+        Kind::Drained,
+        health::report(
+            serving.engine.clone(),
+            reporter,
+            shutdown.graceful().clone(),
+            move || {
+                if watchdog {
+                    notify(&[NotifyState::Watchdog]);
+                }
+            },
+        ),
+    );
+    Ok(server
+        .add_service(health)
+        .add_service(InterceptedService::new(reflection, guard.clone()))
+        .add_service(InterceptedService::new(brain, guard)))
+}
+
+async fn start(
+    router: Router,
+    listener: Listener,
+    serving: &Serving,
+    tasks: &Tasks,
+    shutdown: &Shutdown,
+    drain: Duration,
+) -> Result<(), Error> {
+    let addr = listener
+        .local_addr()
+        .map_err(|error| Error::Address(format!("the address is not known: {error}")))?;
+    let closing = CancellationToken::new();
+    let until = closing.clone().cancelled_owned();
+    tasks.spawn("grpc", Kind::Essential, async move {
+        if let Err(error) = router
+            .serve_with_incoming_shutdown(listener.incoming(), until)
+            .await
+        {
+            tracing::error!(%error, "the gRPC server failed");
+        }
+    });
+    announce(&format!(
+        "ready addr={addr} model={} fingerprint={}",
+        serving.facts.name, serving.facts.fingerprint
+    ));
+    notify(&[NotifyState::Ready]);
+    tracing::info!(%addr, model = serving.facts.name, "ready");
+
+    shutdown.graceful().cancelled().await;
+    notify(&[NotifyState::Stopping]);
+    tracing::info!(?drain, "ending; running generations may finish");
+    tokio::select! {
+        cut = serving.engine.drain(drain) => {
+            if cut > 0 {
+                tracing::warn!(cut, "generations were cut short; clients can continue them");
+            }
+        }
+        () = shutdown.forced().cancelled() => return Err(Error::Forced),
+    }
+    closing.cancel();
+    let finished = tasks
+        .finish(CLOSING)
+        .await
+        .map_err(|error| Error::Serving(error.to_string()))?;
+    if !finished && shutdown.forced().is_cancelled() {
+        return Err(Error::Forced);
+    }
+    tracing::info!("ended");
+    Ok(())
+}
+
+/// A line for scripts. A closed standard output is no reason not to serve.
+fn announce(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let written = writeln!(out, "{line}").and_then(|()| out.flush());
+    if let Err(error) = written {
+        tracing::warn!(%error, "the ready line could not be written");
+    }
+}
+
+/// Tells systemd, if it is there.
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "the service manager could not be told");
+    }
+}
