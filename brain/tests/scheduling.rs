@@ -432,9 +432,11 @@ fn simulate(case: Case, totals: &Totals) -> Result<(), TestCaseError> {
 fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
     let totals = Totals::default();
     let default = Config::default();
+    let beside = FileFailurePersistence::WithSource("regressions");
     let config = Config {
-        cases: default.cases * 12,
+        cases: default.cases * 40,
         source_file: Some(file!()),
+        failure_persistence: Some(Box::new(beside)),
         ..default
     };
     let outcome = TestRunner::new(config).run(&case(), |case| simulate(case, &totals));

@@ -310,6 +310,13 @@ impl<'a> Slots<'a> {
         {
             return Err(wrong("a block outside its pool".into()));
         }
+        let end = rows.start + rows.tokens.len();
+        if end > limits.max_model_len {
+            return Err(wrong(format!(
+                "{end} tokens are more than {}",
+                limits.max_model_len
+            )));
+        }
         let (full_block, sliding_block) = (limits.full_block_size, limits.sliding_block_size);
         Ok(Self {
             rows,
