@@ -432,7 +432,10 @@ fn simulate(case: Case, totals: &Totals) -> Result<(), TestCaseError> {
 fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
     let totals = Totals::default();
     let default = Config::default();
-    let beside = FileFailurePersistence::WithSource("regressions");
+    let beside = FileFailurePersistence::Direct(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/scheduling.regressions"
+    ));
     let config = Config {
         cases: default.cases * 40,
         source_file: Some(file!()),

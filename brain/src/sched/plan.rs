@@ -153,7 +153,7 @@ impl Scheduler {
             let Some(sequence) = next else { break };
             let seq = sequence.id;
             let hit = self.anchors.find(&sequence.tokens);
-            if !self.running.is_empty() && !self.fits_beside_the_running(sequence, hit) {
+            if !self.fits_beside_the_running(sequence, hit) {
                 break;
             }
             let (table, cached) = hit
@@ -170,6 +170,7 @@ impl Scheduler {
     }
 
     /// Whether the blocks suffice for its tokens and those of all that run, and a block more each.
+    /// Alone every sequence fits: its limit is what the pools hold, anchors included.
     fn fits_beside_the_running(&self, sequence: &Sequence, hit: Option<Hit>) -> bool {
         let geometry = self.pools.geometry;
         let need = |sequence: &Sequence, held: (usize, usize)| {
