@@ -49,6 +49,9 @@ pub enum Error {
     /// A run.
     #[error(transparent)]
     Driver(#[from] DriverError),
+    /// The demo did not come to its end.
+    #[error("the demo failed: {0}")]
+    Demo(String),
     /// Anything else, with what was being done.
     #[error("{what}: {source}")]
     Io {
@@ -70,7 +73,7 @@ impl Error {
             Self::Driver(DriverError::Journal(error)) => journal_code(error),
             Self::Driver(DriverError::Brain(_)) => exit::BRAIN,
             Self::Driver(DriverError::Impossible(_)) => exit::USAGE,
-            Self::Driver(_) | Self::Io { .. } => exit::OTHER,
+            Self::Driver(_) | Self::Demo(_) | Self::Io { .. } => exit::OTHER,
         }
     }
 }

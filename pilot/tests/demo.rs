@@ -190,7 +190,7 @@ fn a_brain_that_cannot_start_is_one_line() {
     fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).unwrap();
     let output = demo(folder.path(), &program, 2);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success());
+    assert_eq!(output.status.code(), Some(1));
     assert!(
         said.contains("no such model") && said.lines().count() == 1,
         "{said}"

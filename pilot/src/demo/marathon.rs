@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     io,
-    path::PathBuf,
+    path::Path,
     sync::mpsc::{Receiver, RecvTimeoutError, Sender},
     time::{Duration, Instant},
 };
@@ -270,7 +270,7 @@ impl<'a> Marathon<'a> {
         Failure::Broken(format!("the brain ended by itself ({how}); {words}"))
     }
 
-    fn words(&self, log: &PathBuf) -> String {
+    fn words(&self, log: &Path) -> String {
         format!("its last words: {}", last_words(log))
     }
 

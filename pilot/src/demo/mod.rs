@@ -73,7 +73,7 @@ pub fn run(args: &DemoArgs) -> Result<u8, Error> {
         Err(End::Failed(Failure::Broken(why))) => {
             folder.keep();
             let place = folder.path().display();
-            return Err(Error::Usage(format!("the demo failed: {why}; see {place}")));
+            return Err(Error::Demo(format!("{why}; see {place}")));
         }
         Err(End::Error(error)) => return Err(error),
     };

@@ -35,12 +35,11 @@ pub struct Outcome {
 impl Outcome {
     /// Reads store and workspace of a marathon that is over.
     pub fn read(store: &Path, workspace: &Path) -> Result<Self, Error> {
-        let run = RunId::new(RUN).map_err(Error::Usage)?;
+        let run = RunId::new(RUN).map_err(Error::Demo)?;
         let records = SledJournal::open(store)?.load(&run, 0)?;
         let entries: Vec<Entry> = records.into_iter().map(|record| record.entry).collect();
-        let state = State::fold(&entries).map_err(|(at, e)| {
-            Error::Usage(format!("the demo's journal, entry {at}: {}", e.reason))
-        })?;
+        let state = State::fold(&entries)
+            .map_err(|(at, e)| Error::Demo(format!("its journal, entry {at}: {}", e.reason)))?;
         let calls = log::calls(&entries).into_iter().map(|call| {
             let request = call
                 .intent
