@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc};
 use crate::{
     backend::{
         Executor, Limits,
+        cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS},
         fake::{FakeExecutor, FakeOptions},
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
@@ -12,6 +13,7 @@ use crate::{
     engine::{Engine, EngineConfig, clock::SystemClock},
     error::Error,
     grpc::{ModelFacts, Serving, sampling::Defaults},
+    model::{self, DrafterChoice, LoadOptions, LoadedModel},
     sched::{scheduler::SchedConfig, types::DraftDepth},
     text::{model::TextModel, template::Template, tokenizer::Tokenizer},
 };
@@ -29,7 +31,7 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
     let text = Arc::new(text_model(&config.model)?);
     let (executor, facts) = match config.device {
         Device::Fake => fake(config, &text),
-        Device::Cpu => return Err(Error::Device("the CPU back end is not there".into())),
+        Device::Cpu => cpu(config, &text)?,
     };
     let engine_config = EngineConfig {
         sched: SchedConfig {
@@ -82,6 +84,88 @@ fn default_draft(draft_tokens: DraftTokens) -> DraftDepth {
         DraftTokens::Off => DraftDepth::Fixed(0),
         DraftTokens::Fixed(drafts) => DraftDepth::Fixed(drafts),
     }
+}
+
+/// The processor computes the checkpoint.
+fn cpu(config: &Config, text: &TextModel) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
+    let model = load(config)?;
+    let markers = text.tokenizer().markers();
+    text.tokenizer()
+        .check_vocabulary(model.plan.vocab)
+        .map_err(|error| Error::Checkpoint(error.to_string()))?;
+    let given = model.defaults.clone();
+    if let Some(bos) = given.bos.filter(|bos| *bos != markers.bos) {
+        return Err(Error::Checkpoint(format!(
+            "the checkpoint begins prompts with token {bos}, its tokenizer with {}: \
+             take config.json and tokenizer.json from the same checkpoint",
+            markers.bos
+        )));
+    }
+    let drafter = if model.drafter.is_some() { "mtp" } else { "" };
+    let options = CpuOptions {
+        threads: config.threads,
+        max_model_len: config.max_model_len.unwrap_or(0),
+        max_seqs: config.max_num_seqs,
+        max_rows: config.max_num_batched_tokens,
+        max_drafts: match config.draft_tokens {
+            DraftTokens::Auto => MAX_DRAFTS,
+            DraftTokens::Off => 0,
+            DraftTokens::Fixed(drafts) => drafts as usize,
+        },
+        kv_memory: config
+            .kv_cache_bytes
+            .map_or(CpuOptions::default().kv_memory, |bytes| {
+                usize::try_from(bytes).unwrap_or(usize::MAX)
+            }),
+        level: None,
+    };
+    let executor = CpuExecutor::new(model, &options).map_err(|error| match &error {
+        CpuError::Option { option, .. } if *option != "kv-cache-memory" => {
+            Error::Usage(error.to_string())
+        }
+        _ => Error::Device(error.to_string()),
+    })?;
+    let facts = ModelFacts {
+        name: config.name.clone(),
+        fingerprint: executor.fingerprint().to_string(),
+        device: "cpu",
+        drafter: drafter.into(),
+        draft: default_draft(config.draft_tokens),
+        defaults: Defaults {
+            temperature: given.temperature,
+            top_k: given.top_k,
+            top_p: given.top_p,
+        },
+        suppressed: given.suppressed,
+        stop_tokens: given.eos,
+    };
+    Ok((Box::new(executor), facts))
+}
+
+fn load(config: &Config) -> Result<LoadedModel, Error> {
+    let drafting = config.draft_tokens != DraftTokens::Off;
+    let choice = match &config.drafter {
+        Drafter::Auto if drafting => DrafterChoice::Auto,
+        Drafter::Dir(dir) if drafting => DrafterChoice::Dir(dir.clone()),
+        _ => DrafterChoice::None,
+    };
+    let loaded = match (&config.model, choice) {
+        (Model::Dir(dir), drafter) => model::load(dir, &LoadOptions { drafter }),
+        (Model::Demo, DrafterChoice::Dir(_)) => {
+            return Err(Error::Usage(
+                "the built-in model has its own drafter: give --drafter auto or none".into(),
+            ));
+        }
+        (Model::Demo, choice) => {
+            let Some(checkpoint) = &demo::CHECKPOINT else {
+                return Err(Error::Checkpoint(
+                    "this build has no built-in weights: give --model DIR, or --device fake".into(),
+                ));
+            };
+            model::load_embedded(checkpoint, choice == DrafterChoice::Auto)
+        }
+    };
+    loaded.map_err(|error| Error::Checkpoint(error.to_string()))
 }
 
 /// Drafts that a fake device makes, at most.
