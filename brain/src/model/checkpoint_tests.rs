@@ -1,1 +1,259 @@
+use std::{fs, path::PathBuf};
 
+use super::*;
+use crate::model::{LoadError, LoadOptions, load};
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/goldens")
+        .join(name)
+}
+
+/// A golden checkpoint that a test may damage.
+fn copy(name: &str) -> tempfile::TempDir {
+    let to = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(golden(name)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, to.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    to
+}
+
+fn failure(dir: &Path) -> String {
+    load(dir, &LoadOptions::default()).unwrap_err().to_string()
+}
+
+/// Writes a safetensors file with this header over so many bytes of data.
+fn file(header: &str, data: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend(vec![0; data]);
+    bytes
+}
+
+#[test]
+fn one_file_and_shards_are_read() {
+    for name in ["e2b", "31b"] {
+        let checkpoint = Checkpoint::open(&golden(name)).unwrap();
+        let t = checkpoint
+            .tensors()
+            .find(|t| t.name().ends_with("layers.0.layer_scalar"))
+            .unwrap();
+        assert_eq!((t.shape(), t.bytes().len()), (&[1][..], 4), "{name}");
+        load(&golden(name), &LoadOptions::default()).unwrap();
+    }
+}
+
+#[test]
+fn truncation_anywhere_is_an_error_that_names_the_file() {
+    let dir = copy("e4b");
+    let path = dir.path().join("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    for length in [0, 4, 8, 100, 5000, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let message = failure(dir.path());
+        assert!(
+            message.contains("model.safetensors is damaged"),
+            "{length}: {message}"
+        );
+    }
+    fs::write(&path, [whole.as_slice(), b"tail"].concat()).unwrap();
+    assert!(failure(dir.path()).contains("damaged"));
+}
+
+#[test]
+fn hostile_headers_are_errors() {
+    let dir = copy("e4b");
+    let path = dir.path().join("model.safetensors");
+    let huge = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
+    for bytes in [
+        huge,
+        file("not json", 0),
+        file(
+            r#"{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}"#,
+            8,
+        ),
+        file(
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#,
+            8,
+        ),
+        file(
+            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,800]}}"#,
+            8,
+        ),
+        file(
+            r#"{"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}}"#,
+            0,
+        ),
+        file(
+            r#"{"a":{"dtype":"Q9","shape":[2],"data_offsets":[0,8]}}"#,
+            8,
+        ),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let message = failure(dir.path());
+        assert!(
+            message.contains("model.safetensors is damaged"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn every_flipped_byte_of_a_header_is_survived() {
+    let dir = copy("e4b");
+    let path = dir.path().join("model.safetensors");
+    let whole = fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize + 8;
+    for i in (0..header).step_by(7) {
+        let mut bytes = whole.clone();
+        bytes[i] ^= 0x15;
+        fs::write(&path, bytes).unwrap();
+        // Most are errors; a changed name or padding may still load. None may panic.
+        let _ = load(dir.path(), &LoadOptions::default());
+    }
+}
+
+#[test]
+fn an_index_cannot_point_elsewhere_or_nowhere() {
+    let dir = copy("31b");
+    let index = dir.path().join("model.safetensors.index.json");
+    let text = fs::read_to_string(&index).unwrap();
+    let first = "model-00001-of-00002.safetensors";
+    for name in ["../x.safetensors", "/etc/passwd", "", ".."] {
+        fs::write(&index, text.replacen(first, name, 1)).unwrap();
+        assert!(
+            failure(dir.path()).contains("not a plain file name"),
+            "{name}"
+        );
+    }
+    fs::write(
+        &index,
+        text.replacen(first, "model-00002-of-00002.safetensors", 1),
+    )
+    .unwrap();
+    assert!(failure(dir.path()).contains("should hold tensor"));
+    fs::write(&index, &text).unwrap();
+    fs::remove_file(dir.path().join(first)).unwrap();
+    assert!(failure(dir.path()).contains(first));
+    fs::write(&index, "{").unwrap();
+    assert!(failure(dir.path()).contains("index.json"));
+}
+
+#[test]
+fn missing_parts_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(failure(&dir.path().join("nowhere")).contains("is not a checkpoint folder"));
+    assert!(failure(dir.path()).contains("config.json"));
+    let dir = copy("e4b");
+    fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+    assert!(failure(dir.path()).contains("neither model.safetensors"));
+}
+
+/// A copy with its tensors changed.
+fn rewritten(name: &str, edit: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) -> String {
+    let dir = copy(name);
+    let path = dir.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(n, t)| (n, t.shape().to_vec(), t.data().to_vec()))
+        .collect();
+    edit(&mut tensors);
+    let views = tensors.iter().map(|(n, s, d)| {
+        (
+            n.as_str(),
+            safetensors::tensor::TensorView::new(Dtype::F32, s.clone(), d).unwrap(),
+        )
+    });
+    safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &path).unwrap();
+    match load(dir.path(), &LoadOptions::default()) {
+        Ok(_) => String::new(),
+        Err(e) => e.to_string(),
+    }
+}
+
+#[test]
+fn every_text_tensor_is_used_exactly_once() {
+    assert_eq!(rewritten("e4b", |_| ()), "");
+    let missing = rewritten("e4b", |t| {
+        t.retain(|(n, ..)| n != "model.layers.1.layer_scalar")
+    });
+    assert!(
+        missing.contains("layers.1.layer_scalar is missing"),
+        "{missing}"
+    );
+    let unknown = rewritten("e4b", |t| {
+        t.push(("model.layers.1.self_attn.sinks".into(), vec![1], vec![0; 4]));
+    });
+    assert!(
+        unknown.contains("model.layers.1.self_attn.sinks"),
+        "{unknown}"
+    );
+    let shape = rewritten("e4b", |t| {
+        let norm = t
+            .iter_mut()
+            .find(|(n, ..)| n == "model.norm.weight")
+            .unwrap();
+        (norm.1, norm.2) = (vec![16], vec![0; 64]);
+    });
+    assert!(
+        shape.contains("model.norm.weight has shape [16]"),
+        "{shape}"
+    );
+    let twice = rewritten("e4b", |t| {
+        t.push((
+            "model.language_model.norm.weight".into(),
+            vec![32],
+            vec![0; 128],
+        ));
+    });
+    assert!(twice.contains("stand for the same weights"), "{twice}");
+    // Layers that share a cache may carry projections nobody reads.
+    let spare = rewritten("e4b", |t| {
+        t.push((
+            "model.layers.5.self_attn.k_proj.weight".into(),
+            vec![1],
+            vec![0; 4],
+        ));
+    });
+    assert_eq!(spare, "");
+}
+
+#[test]
+fn an_assistant_of_another_model_is_refused() {
+    let drafter = crate::model::DrafterChoice::Dir(golden("31b").join("assistant"));
+    let error = load(&golden("12b"), &LoadOptions { drafter }).unwrap_err();
+    assert!(matches!(error, LoadError::Mismatch { .. }), "{error}");
+    assert!(error.to_string().contains("caches"), "{error}");
+    let none = load(
+        &golden("12b"),
+        &LoadOptions {
+            drafter: crate::model::DrafterChoice::None,
+        },
+    );
+    assert!(none.unwrap().drafter.is_none());
+}
+
+#[test]
+fn the_digest_covers_every_byte_and_not_the_form() {
+    let digest = |dir: &Path| load(dir, &LoadOptions::default()).unwrap().digest;
+    let original = digest(&golden("e4b"));
+    let dir = copy("e4b");
+    assert_eq!(
+        digest(dir.path()),
+        original,
+        "neither path nor assistant counts"
+    );
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_ne!(digest(dir.path()), original);
+    assert_ne!(original.with_recipe("a"), original.with_recipe("b"));
+}

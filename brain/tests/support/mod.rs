@@ -1,4 +1,4 @@
-//! Drives an executor as the engine does, one or several sequences at a time.
+//! Golden checkpoints, and sequences that drive an executor as the engine does.
 
 #![allow(
     dead_code,
@@ -6,7 +6,10 @@
     reason = "every test binary uses its own part"
 )]
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use brain::{
     backend::{
@@ -18,11 +21,63 @@ use brain::{
     },
 };
 
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
 /// The folder of a golden checkpoint.
 pub fn golden_folder(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
         .join("../tests/goldens")
         .join(name)
+}
+
+/// A copy of a golden checkpoint with every fp32 tensor rounded to bf16.
+pub fn bf16_copy(name: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    round_folder(&golden_folder(name), copy.path());
+    copy
+}
+
+fn round_folder(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        let target = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            std::fs::create_dir(&target).unwrap();
+            round_folder(&path, &target);
+        } else if path.extension().is_some_and(|e| e == "safetensors") {
+            round_file(&path, &target);
+        } else {
+            std::fs::copy(&path, &target).unwrap();
+        }
+    }
+}
+
+fn round_file(from: &Path, to: &Path) {
+    let bytes = std::fs::read(from).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let rounded: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, t)| match t.dtype() {
+            Dtype::F32 => {
+                let words = t.data().chunks_exact(4).flat_map(|b| {
+                    half::bf16::from_f32(f32::from_le_bytes(b.try_into().unwrap())).to_le_bytes()
+                });
+                (name, Dtype::BF16, t.shape().to_vec(), words.collect())
+            }
+            other => (name, other, t.shape().to_vec(), t.data().to_vec()),
+        })
+        .collect();
+    let views = rounded
+        .iter()
+        .map(|(name, dtype, shape, data)| {
+            (
+                name.as_str(),
+                TensorView::new(*dtype, shape.clone(), data).unwrap(),
+            )
+        })
+        .collect::<Vec<_>>();
+    safetensors::serialize_to_file(views, None, to).unwrap();
 }
 
 /// Small pools for small models.
@@ -118,6 +173,13 @@ impl Sequence {
             window: limits.window,
             block: limits.sliding_block_size,
         }
+    }
+
+    /// Gives it its prompt.
+    pub fn with_prompt(mut self, prompt: &[TokenId]) -> Self {
+        self.tokens = prompt.to_vec();
+        self.prompt_len = prompt.len();
+        self
     }
 
     /// The rows of this sequence for `count` tokens from the cache's end on.
@@ -224,9 +286,4 @@ impl Sequence {
         }
         self.emitted.iter().take(count).map(|e| e.id).collect()
     }
-}
-
-/// Limits must not depend on what cannot change a bit.
-pub fn same_limits(a: &Limits, b: &Limits) -> bool {
-    a == b
 }

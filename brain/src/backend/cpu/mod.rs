@@ -11,6 +11,7 @@ mod kv;
 mod memory;
 mod ops;
 mod pool;
+pub mod probe;
 mod product;
 mod rope;
 mod simd;
@@ -142,6 +143,11 @@ impl CpuExecutor {
     /// What its tokens are a function of, besides the request.
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
+    }
+
+    /// Fills every page with NaN, as a broken sequence could: nothing may come of it.
+    pub fn poison_pages(&mut self) {
+        self.ops.poison_pages();
     }
 
     /// Raw logits of the emitting rows of the last step, for tests against references.

@@ -15,7 +15,7 @@ use super::{
         SumNormsRow, TurnHeads,
     },
     experts::Experts,
-    kv::{BLOCK, CacheLayer, KeyMaker},
+    kv::{BLOCK, CacheLayer, KeyMaker, Pages},
     memory::Buf,
     pool::{Pool, Shards},
     product::{Matrix, Mode, product},
@@ -82,6 +82,15 @@ impl CpuOps {
             attend_scratch: (0..threads).map(|_| scratch()).collect(),
             sampling_scratch: (0..threads).map(|_| sampling::Scratch::default()).collect(),
             drafted: Vec::with_capacity(sizes.seqs),
+        }
+    }
+
+    pub(super) fn poison_pages(&mut self) {
+        for cache in &mut self.caches {
+            match &mut cache.pages {
+                Pages::Bf16(data) => data.fill(0x7fc0),
+                Pages::F32(data) => data.fill(f32::NAN),
+            }
         }
     }
 

@@ -1,0 +1,153 @@
+//! Single operations on made-up numbers, for benches and for comparisons of levels.
+
+use super::{
+    attend::{Job, Scratch, attend},
+    kv::{BLOCK, CacheLayer},
+    memory::Buf,
+    pool::Pool,
+    product::{Matrix, Mode, product},
+    simd::Level,
+};
+use crate::{
+    backend::{Limits, arena::Arena, ops::HeadShape},
+    model::{plan::Kind, weights::Weight},
+    sched::types::{BlockId, BlockTables, SeqId, SeqStep, Step},
+};
+
+/// A product of some rows with one matrix.
+pub struct ProductProbe {
+    pool: Pool,
+    mode: Mode,
+    matrix: Matrix,
+    x: Buf,
+    out: Buf,
+    rows: usize,
+}
+
+impl ProductProbe {
+    /// Up to `rows` rows against `weight`.
+    pub fn new(
+        weight: &Weight,
+        rows: usize,
+        threads: usize,
+        level: Level,
+    ) -> std::io::Result<Self> {
+        let mut x = Buf::new(rows, weight.cols());
+        for i in 0..rows {
+            for (j, x) in x.row_mut(i).iter_mut().enumerate() {
+                *x = ((i * 31 + j * 7) % 64) as f32 / 32.0 - 1.0;
+            }
+        }
+        Ok(Self {
+            pool: Pool::new(threads)?,
+            mode: Mode { level, round: true },
+            matrix: Matrix::pack(&[weight]),
+            x,
+            out: Buf::new(rows, weight.rows()),
+            rows,
+        })
+    }
+
+    /// Computes it.
+    pub fn run(&mut self) -> f32 {
+        product(
+            &self.pool,
+            self.mode,
+            self.rows,
+            &self.x,
+            &self.matrix,
+            &mut self.out,
+        );
+        self.out.row(self.rows - 1)[0]
+    }
+}
+
+/// Attention of the newest rows of one sequence.
+pub struct AttentionProbe {
+    pool: Pool,
+    arena: Arena,
+    cache: CacheLayer,
+    scratch: Vec<Scratch>,
+    q: Buf,
+    out: Buf,
+    heads: usize,
+    window: usize,
+    level: Level,
+}
+
+impl AttentionProbe {
+    /// `rows` queries at the end of `context` positions, all of them full of ones.
+    pub fn new(
+        shape: HeadShape,
+        rows: usize,
+        context: usize,
+        threads: usize,
+        level: Level,
+    ) -> std::io::Result<Self> {
+        let blocks = context.div_ceil(BLOCK);
+        let mut arena = Arena::default();
+        let table: Vec<BlockId> = (0..blocks as u32).map(BlockId).collect();
+        let step = Step {
+            seqs: vec![SeqStep {
+                seq: SeqId(0),
+                tokens: vec![0; rows],
+                start: context - rows,
+                tables: BlockTables {
+                    full: table.clone(),
+                    sliding: table,
+                    sliding_first: 0,
+                },
+                sample: None,
+            }],
+        };
+        let window = 512;
+        let limits = Limits {
+            vocab_size: 1,
+            max_model_len: context,
+            max_rows: rows,
+            max_seqs: 1,
+            max_drafts: 0,
+            full_block_size: BLOCK,
+            full_blocks: blocks,
+            sliding_block_size: BLOCK,
+            sliding_blocks: blocks,
+            window,
+        };
+        arena.load(&step, &limits).map_err(std::io::Error::other)?;
+        let width = shape.heads * shape.head_dim;
+        let pool = Pool::new(threads)?;
+        Ok(Self {
+            arena,
+            cache: CacheLayer::new(shape, None, blocks, true),
+            scratch: (0..pool.threads())
+                .map(|_| Scratch::new(context, shape.head_dim))
+                .collect(),
+            pool,
+            q: Buf::new(rows, width),
+            out: Buf::new(rows, width),
+            heads: shape.heads,
+            window: if shape.kind == Kind::Sliding {
+                window
+            } else {
+                context
+            },
+            level,
+        })
+    }
+
+    /// Computes it.
+    pub fn run(&mut self) -> f32 {
+        let job = Job {
+            arena: &self.arena,
+            rows: &self.arena.all,
+            window: self.window,
+            heads: self.heads,
+            cache: &self.cache,
+            q: &self.q,
+            level: self.level,
+            round: true,
+        };
+        attend(&self.pool, &job, &mut self.scratch, &mut self.out);
+        self.out.row(0)[0]
+    }
+}
