@@ -117,6 +117,7 @@ class Run:
         with torch.no_grad():
             hidden, kv = self.pass_(self.target, stored, positions)
             hidden = torch.roll(hidden, 1, 0)
+        hidden.requires_grad_()
         total, seen, right = 0, [], []
         steps = chains(stored, DEPTH)
         scale = sum(FADE**k * float(s[2].sum()) for k, s in enumerate(steps))
@@ -129,16 +130,29 @@ class Run:
         (total / max(scale, 1.0)).backward()
         return torch.stack(seen), torch.stack(right)
 
+    def follow(self):
+        """Takes over the target's final weights once they are there; tells whether they are in use."""
+        if not self.args.follow:
+            return True
+        if not (self.args.follow / "done").exists():
+            return False
+        self.target.load_state_dict({k: v.float() for k, v in split_load(self.args.follow, "target").items()})
+        return True
+
     def train(self):
-        a, started, step, seen, right = self.args, None, 0, 0, 0
+        a, step, seen, right, final, progress, saved = self.args, 0, 0, 0, None, 0.0, time.time()
         if self.rank == 0:
             print(f"drafter {count(self.drafter) / 1e6:.3f} M parameters", flush=True)
         while True:
             s, r = self.round()
             now = time.time()
-            started = started or now
-            progress = min(1.0, float(self.optimiser.average(now - started)) / a.seconds)
-            self.optimiser.step(min(1.0, (step + 1) / 100) * min(1.0, (1 - progress) / 0.6))
+            if final is None and step % 10 == 0 and self.follow():
+                final = now
+                print(f"drafter step {step}: the target is final", flush=True)
+            end = a.deadline or (final or now) + a.seconds
+            spent = 0.0 if final is None else (now - final) / max(end - final, 1e-3)
+            progress = min(1.0, float(self.optimiser.average(spent)))
+            self.optimiser.step(min(1.0, (step + 1) / 100) * min(1.0, (1 - progress) / 0.85))
             self.optimiser.clear()
             seen, right, step = seen + s, right + r, step + 1
             done = progress >= 1 or step >= a.steps
@@ -147,15 +161,20 @@ class Run:
                     print(f"drafter step {step} progress {progress:.3f} right by depth "
                           + " ".join(f"{x:.3f}" for x in (right / seen.clamp(min=1)).tolist()), flush=True)
                 seen, right = 0, 0
+            if now - saved > 25 or done:
+                saved = now
+                self.save()
             if done:
                 break
-        if self.rank == 0:
-            state = self.drafter.state_dict()
-            split_save({k: v if v.dtype == torch.int64 else v.bfloat16() for k, v in state.items()}, a.out, "drafter")
         self.rows.close()
         if self.world > 1:
             dist.barrier()
             dist.destroy_process_group()
+
+    def save(self):
+        if self.rank == 0:
+            state = self.drafter.state_dict()
+            split_save({k: v if v.dtype == torch.int64 else v.bfloat16() for k, v in state.items()}, self.args.out, "drafter")
 
 
 def main():
@@ -163,11 +182,13 @@ def main():
     p.add_argument("--target", type=Path, required=True, help="folder of the target's weights")
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--warm", type=Path, help="folder of drafter weights to go on from")
-    p.add_argument("--seconds", type=float, required=True)
+    p.add_argument("--seconds", type=float, default=60.0, help="training seconds from when the target is final")
+    p.add_argument("--deadline", type=float, help="end at this time (seconds since 1970) instead")
+    p.add_argument("--follow", type=Path, help="folder where the target is still being trained; final when it holds `done`")
     p.add_argument("--steps", type=int, default=10**9)
     p.add_argument("--tokens", type=int, default=16384)
     p.add_argument("--workers", type=int, default=8)
-    p.add_argument("--every", type=int, default=100)
+    p.add_argument("--every", type=int, default=50)
     p.add_argument("--matrix-lr", type=float, default=0.02)
     p.add_argument("--other-lr", type=float, default=3e-3)
     p.add_argument("--device", default="cuda")

@@ -99,6 +99,11 @@ def rotate(x, rotation):
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
+def both_roots(size):
+    """The square root as it is, and rounded to bf16."""
+    return size**0.5, torch.tensor(size**0.5).bfloat16().item()
+
+
 class Linear(nn.Module):
     """A bias-free product whose fp32 weight is cast to the type of its input."""
 
@@ -199,18 +204,19 @@ class Target(nn.Module):
         self.per_layer_projection_norm = Norm(p)
         self.layers = nn.ModuleList(Layer(config, i) for i in range(n))
         self.norm = Norm(h)
+        self.token_scale, self.ple_scale = both_roots(h), both_roots(p)
 
     def embed(self, tokens, dtype):
         """Scaled token embeddings [tokens, hidden]."""
-        scale = torch.tensor(self.config.hidden**0.5).to(dtype).item()
-        return F.embedding(tokens, self.embed_tokens.weight).to(dtype) * scale
+        return F.embedding(tokens, self.embed_tokens.weight).to(dtype) * self.token_scale[1 if dtype == torch.bfloat16 else 0]
 
     def forward(self, tokens, positions, attend, dtype=torch.bfloat16):
         """Hidden states after the final norm, [tokens, hidden]."""
         c = self.config
         n = len(c.types)
         x = self.embed(tokens, dtype)
-        identity = F.embedding(tokens, self.embed_tokens_per_layer.weight).to(dtype) * torch.tensor(c.ple**0.5).to(dtype).item()
+        identity = F.embedding(tokens, self.embed_tokens_per_layer.weight).to(dtype)
+        identity = identity * self.ple_scale[1 if dtype == torch.bfloat16 else 0]
         context = (self.per_layer_model_projection(x) * c.hidden**-0.5).view(-1, n, c.ple)
         ple = (identity.view(-1, n, c.ple) + self.per_layer_projection_norm(context)) * 2.0**-0.5
         turn = rotations(c, positions)

@@ -130,7 +130,7 @@ def teacher_rows(encode, rng, count, limit, demo=False, brief=False):
                 return None
         try:
             exchange = task.step(ws, transcript.visible(), rng)
-        except StopIteration:
+        except (StopIteration, ValueError):
             return None
         own = own_tokens(encode, exchange)
         exchange.result = task.perform(ws, exchange.name, exchange.args)
@@ -144,7 +144,7 @@ def random_rows(encode, rng, most, limit=LIMIT, brief=False):
     """Rows of a random run of at most `most` records and any limit up to `limit` that suits it."""
     while True:
         count = rng.randint(1, most)
-        chosen = limit if rng.random() < 0.5 else rng.randint(SMALLEST_LIMIT, limit)
+        chosen = limit if rng.random() < 0.65 else rng.randint(SMALLEST_LIMIT, limit)
         rows = teacher_rows(encode, rng, count, chosen, rng.random() < 0.5, brief)
         if rows is not None:
             return rows

@@ -33,8 +33,8 @@ def rate(progress, step):
     return min(1.0, (step + 1) / WARM_UP_STEPS) * min(1.0, max(0.0, 1.0 - progress) / (1.0 - DECAY_FROM))
 
 
-def measure(model, stored, positions, read_weight):
-    """(loss, statistics): loss over the model's tokens, a little over what it only reads.
+def measure(model, stored, positions, read_weight, free_weight):
+    """(loss, statistics): loss over the model's forced tokens, less over free ones, a little over what it only reads.
 
     Statistics: forced tokens, wrong ones, those with less than 0.95 probability, sums of forced and free loss.
     """
@@ -44,7 +44,7 @@ def measure(model, stored, positions, read_weight):
     logits = model.logits(hidden)
     each = F.cross_entropy(logits, nxt.long(), reduction="none")
     forced, choice = must & ~free, must & free
-    weight = forced.float() + 0.3 * choice.float() + read_weight * (follows & ~must).float()
+    weight = forced.float() + free_weight * choice.float() + read_weight * (follows & ~must).float()
     loss = (each * weight).sum() / weight.sum()
     with torch.no_grad():
         wrong = forced & (logits.argmax(-1) != nxt)
@@ -121,18 +121,23 @@ class Run:
         if self.rank == 0:
             print(f"{count(self.model) / 1e6:.2f} M parameters, step {self.step}, {self.before:.0f} s before", flush=True)
         progress, started, stats, shown, saved = self.before / a.total, None, 0, time.time(), time.time()
+        if a.deadline:
+            progress = a.from_progress
         first = self.step
         while True:
             self.rows.most.value, self.rows.brief.value = stage(progress)
             stored, positions = self.rows.next(self.device)
-            loss, part = self.measure(self.model, stored, positions, self.reading(progress))
+            loss, part = self.measure(self.model, stored, positions, *self.weights(progress))
             loss.backward()
             now = time.time()
             if started is None:
                 started = now
                 print(f"rank {self.rank}: first step ready", flush=True)
-            spent = min(self.before + now - started, a.total)
-            progress = float(self.optimiser.average(spent)) / a.total
+                if a.deadline:
+                    a.total = (a.deadline - now) / (1 - a.from_progress)
+                    self.before = a.total * a.from_progress
+            spent = min(self.before + now - started, a.total) / a.total
+            progress = float(self.optimiser.average(spent))
             self.optimiser.step(rate(progress, self.step))
             self.optimiser.clear()
             stats = stats + part
@@ -152,9 +157,10 @@ class Run:
             dist.barrier()
             dist.destroy_process_group()
 
-    def reading(self, progress):
-        """Weight of the tokens that the model only reads: helps copying to form, not needed at the end."""
-        return torch.tensor(0.05 if progress < DECAY_FROM else 0.01, device=self.device)
+    def weights(self, progress):
+        """Loss weights of read and of free tokens. Reading helps copying to form; both are only noise at the end."""
+        pair = (0.05, 0.3) if progress < DECAY_FROM else (0.01, 0.1)
+        return [torch.tensor(w, device=self.device) for w in pair]
 
     def show(self, stats, progress, seconds, loss):
         forced, wrong, unsure, forced_loss, free, free_loss = stats.tolist()
@@ -168,7 +174,9 @@ class Run:
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--seconds", type=float, default=1e9, help="training seconds of this call")
-    p.add_argument("--total", type=float, required=True, help="training seconds of the whole schedule")
+    p.add_argument("--total", type=float, default=1000.0, help="training seconds of the whole schedule")
+    p.add_argument("--deadline", type=float, help="end the schedule at this time (seconds since 1970), whenever the first step comes")
+    p.add_argument("--from-progress", type=float, default=0.0, help="where in the schedule a run with a deadline starts")
     p.add_argument("--steps", type=int, default=10**9, help="stop after this many steps")
     p.add_argument("--tokens", type=int, default=49152, help="tokens per step and process, a multiple of 128")
     p.add_argument("--workers", type=int, default=8)
