@@ -330,3 +330,30 @@ fn deeply_nested_arguments_are_rendered_or_refused() {
     };
     let _: Result<String, TemplateError> = template().render(&conversation, true);
 }
+
+/// `demo_head.txt` was written by the training script: the prompt that the demonstration model
+/// was trained on.
+#[test]
+fn the_demonstration_prompt_is_what_its_model_was_trained_on() {
+    let declared: Vec<Value> =
+        serde_json::from_str(include_str!("../../../assets/demo/train/tools.json")).unwrap();
+    let tools = declared.iter().map(|tool| Tool {
+        name: tool["function"]["name"].as_str().unwrap().into(),
+        description: tool["function"]["description"].as_str().unwrap().into(),
+        parameters: Some(object(tool["function"]["parameters"].clone())),
+    });
+    let system = "You are a careful agent. Do the task with the tools, one call at a time. When everything is done, call finish.";
+    let conversation = Conversation {
+        messages: vec![Message::new(Role::System, system), user("Do it.")],
+        tools: tools.collect(),
+        thinking: false,
+    };
+    let trained = include_str!("demo_head.txt");
+    assert_eq!(template().render(&conversation, true).unwrap(), trained);
+    assert_eq!(
+        template()
+            .encode(&conversation, true, &tokenizer())
+            .unwrap(),
+        ids(trained)
+    );
+}
