@@ -21,6 +21,9 @@ pub struct Live {
     doing: ProgressBar,
     progress: ProgressBar,
     numbers: ProgressBar,
+    survived: ProgressBar,
+    /// The brain's line that was shown last.
+    brain: String,
 }
 
 impl Live {
@@ -36,6 +39,8 @@ impl Live {
         progress.set_style(style("  {bar:40.green/dim} {msg}").progress_chars("━╸─"));
         let numbers = screen.add(ProgressBar::no_length());
         numbers.set_style(style("  {msg:.dim}"));
+        let survived = screen.add(ProgressBar::no_length());
+        survived.set_style(style("  {msg:.dim}"));
         doing.enable_steady_tick(REDRAW);
         Self {
             began: Instant::now(),
@@ -44,17 +49,30 @@ impl Live {
             doing,
             progress,
             numbers,
+            survived,
+            brain: String::new(),
+        }
+    }
+
+    /// A brain that is back and the same is no news: that it was away is.
+    fn is_news(&mut self, happening: &Happening, line: &str) -> bool {
+        match happening {
+            Happening::Run(RunEvent::BrainReached { .. }) => {
+                std::mem::replace(&mut self.brain, line.to_owned()) != line
+            }
+            _ => true,
         }
     }
 
     fn redraw(&self, now: Duration) {
-        let [doing, progress, numbers] = status(&self.tally, now);
+        let [doing, progress, numbers, survived] = status(&self.tally, now);
         self.doing.set_message(doing);
         self.progress.set_length(self.tally.expected_calls.max(1));
         self.progress
             .set_position(self.tally.totals.calls.min(self.tally.expected_calls));
         self.progress.set_message(progress);
         self.numbers.set_message(numbers);
+        self.survived.set_message(survived);
     }
 }
 
@@ -69,9 +87,12 @@ impl View for Live {
         let now = self.began.elapsed();
         self.tally.take(now, happening);
         if is_remarkable(happening)
-            && let Some(line) = plain::line(happening)
+            && let Some(text) = plain::line(happening)
+            && self.is_news(happening, &text)
         {
-            self.screen.println(line)?;
+            for line in text.lines() {
+                self.screen.println(words::shorten(line, width()))?;
+            }
         }
         self.redraw(now);
         Ok(())
@@ -81,6 +102,7 @@ impl View for Live {
         self.doing.finish_and_clear();
         self.progress.finish_and_clear();
         self.numbers.finish_and_clear();
+        self.survived.finish_and_clear();
     }
 }
 
@@ -102,8 +124,8 @@ fn is_remarkable(happening: &Happening) -> bool {
     }
 }
 
-/// The three lines: what is done, how far it is, and how well it goes.
-fn status(tally: &Tally, now: Duration) -> [String; 3] {
+/// The four lines: what is done, how far it is, how fast it goes, and what it survived.
+fn status(tally: &Tally, now: Duration) -> [String; 4] {
     let totals = &tally.totals;
     let doing = format!(
         "{:<48} {}",
@@ -134,16 +156,22 @@ fn status(tally: &Tally, now: Duration) -> [String; 3] {
         tally.brain_restarts,
         tally.pilot_restarts.max(totals.resumes),
     );
+    let mut survived = Vec::new();
     if brain + pilot > 0 {
-        numbers.push(format!("restarts: brain {brain}, pilot {pilot}"));
+        survived.push(format!("restarts: brain {brain}, pilot {pilot}"));
     }
     if totals.recovered > 0 {
-        numbers.push(format!(
-            "{} settled",
-            words::count(totals.recovered, "doubt")
+        survived.push(format!(
+            "{} in doubt, settled",
+            words::count(totals.recovered, "call")
         ));
     }
-    [doing, progress, numbers.join(" · ")]
+    [doing, progress, numbers.join(" · "), survived.join(" · ")]
+}
+
+/// Columns of the terminal, less one that some terminals need.
+fn width() -> usize {
+    crossterm::terminal::size().map_or(79, |(columns, _)| usize::from(columns).saturating_sub(1))
 }
 
 fn style(template: &str) -> ProgressStyle {

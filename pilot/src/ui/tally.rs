@@ -29,6 +29,8 @@ pub struct Tally {
     /// Calls before the first event: they tell nothing about the speed.
     calls_before: Option<u64>,
     recent: VecDeque<(Duration, u32)>,
+    /// Tokens of the answer that is being made: its rounds are not known yet.
+    unfinished: u64,
 }
 
 impl Tally {
@@ -68,6 +70,7 @@ impl Tally {
                 ..
             } => {
                 self.totals = *totals;
+                self.unfinished = 0;
                 self.context_limit = *context_limit;
                 self.calls_before.get_or_insert(totals.calls);
                 self.doing = "asking the brain".into();
@@ -88,22 +91,21 @@ impl Tally {
                 self.context = prompt_tokens + continued_from;
                 self.doing = "answering".into();
             }
-            RunEvent::Tokens {
-                ids,
-                drafted,
-                accepted,
-                ..
-            } => {
+            RunEvent::Tokens { ids, .. } => {
                 let count = u32::try_from(ids.len()).unwrap_or(u32::MAX);
                 self.context = self.context.saturating_add(count);
                 self.totals.generated += u64::from(count);
-                self.totals.drafted += u64::from(*drafted);
-                self.totals.accepted += u64::from(*accepted);
-                self.totals.rounds += 1;
+                self.unfinished += u64::from(count);
                 self.recent.push_back((now, count));
                 self.forget(now);
             }
-            RunEvent::AnswerEnded { .. } => self.totals.answers += 1,
+            RunEvent::AnswerEnded { usage, .. } => {
+                self.totals.answers += 1;
+                self.totals.drafted += u64::from(usage.drafted);
+                self.totals.accepted += u64::from(usage.accepted);
+                self.totals.rounds += u64::from(usage.rounds);
+                self.unfinished = 0;
+            }
             RunEvent::ToolStarted {
                 name, arguments, ..
             } => {
@@ -158,9 +160,10 @@ impl Tally {
         (self.totals.drafted > 0).then(|| self.totals.accepted as f64 / self.totals.drafted as f64)
     }
 
-    /// Tokens emitted a round.
+    /// Tokens emitted a round, in the answers that are complete.
     pub fn per_round(&self) -> Option<f64> {
-        (self.totals.rounds > 0).then(|| self.totals.generated as f64 / self.totals.rounds as f64)
+        let tokens = self.totals.generated.saturating_sub(self.unfinished);
+        (self.totals.rounds > 0).then(|| tokens as f64 / self.totals.rounds as f64)
     }
 
     /// Time since the first happening.
@@ -182,21 +185,37 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::entry::{ResultOrigin, RunId};
+    use crate::run::entry::{ResultOrigin, RunId, Usage};
 
     fn at(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
-    fn tokens(count: u32, drafted: u32, accepted: u32) -> Happening {
-        let ids = (0..count).collect();
+    fn tokens(count: u32) -> Happening {
         Happening::Run(RunEvent::Tokens {
             step: 0,
             index: 0,
-            ids,
+            ids: (0..count).collect(),
             text: String::new(),
+            drafted: 0,
+            accepted: 0,
+        })
+    }
+
+    fn answered(drafted: u32, accepted: u32, rounds: u32) -> Happening {
+        let usage = Usage {
             drafted,
             accepted,
+            rounds,
+            ..Usage::default()
+        };
+        let content = String::new();
+        Happening::Run(RunEvent::AnswerEnded {
+            step: 0,
+            usage,
+            content,
+            calls: 1,
+            elapsed_ms: 1,
         })
     }
 
@@ -230,13 +249,16 @@ mod tests {
         tally.take(at(0), &opened(0));
         assert_eq!(tally.speed(at(0)), 0.0);
         for second in 1..=10 {
-            tally.take(at(second), &tokens(20, 8, 6));
+            tally.take(at(second), &tokens(20));
         }
         let speed = tally.speed(at(10));
         assert!((20.0..=24.0).contains(&speed), "{speed}");
         assert_eq!(tally.speed(at(60)), 0.0);
+        tally.take(at(60), &answered(80, 60, 50));
+        // What is still being made has no rounds yet and must not count.
+        tally.take(at(61), &tokens(7));
         assert_eq!(tally.acceptance(), Some(0.75));
-        assert_eq!(tally.per_round(), Some(20.0));
+        assert_eq!(tally.per_round(), Some(4.0));
     }
 
     #[test]

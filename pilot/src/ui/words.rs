@@ -26,7 +26,8 @@ pub fn result(text: &str, width: usize) -> String {
     let lines = text.lines().count();
     let first = shorten(text.lines().next().unwrap_or_default(), width);
     match lines {
-        0 | 1 => first,
+        0 => "(nothing)".to_owned(),
+        1 => first,
         _ => format!("{first} (+{} lines)", lines - 1),
     }
 }
@@ -125,7 +126,7 @@ mod tests {
         assert_eq!(shorten("abcd", 3), "ab…");
         assert_eq!(shorten("a\nb\u{1b}[31m", 20), "a b [31m");
         assert_eq!(result("one\ntwo\nthree", 10), "one (+2 lines)");
-        assert_eq!(result("", 10), "");
+        assert_eq!(result("", 10), "(nothing)");
         assert_eq!(
             call("read", r#"{"path":"inbox/a.txt"}"#, 40),
             "read inbox/a.txt"
