@@ -14,7 +14,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let turns = turns.iter().map(|turn| ScriptedTurn {
         content: turn["content"].as_str().unwrap_or_default().to_owned(),
         calls: calls(&turn["calls"]),
-        rambles: false,
+        ..ScriptedTurn::default()
     });
     let place = arguments
         .iter()

@@ -192,7 +192,7 @@ pub struct SamplingArgs {
     /// Context in tokens; an older part of the run is left out beyond it [default: the model's]
     #[arg(long, value_name = "N")]
     pub max_context: Option<u32>,
-    /// Room for an answer in it [default: an eighth, from 256 to 8192]
+    /// Room for an answer in it [default: a sixteenth, from 256 to 8192]
     #[arg(long, value_name = "N")]
     pub answer_reserve: Option<u32>,
     /// 0 = always the likeliest token [default: the model's]

@@ -35,7 +35,7 @@ pub struct Config {
     pub max_time: u64,
     /// Context limit in tokens; 0: what the model can do, but 65536 at most.
     pub max_context: u32,
-    /// Room for an answer, in tokens; 0: an eighth of the context, from 256 to 8192.
+    /// Room for an answer, in tokens; 0: a sixteenth of the context, from 256 to 8192.
     pub answer_reserve: u32,
     /// Sampling temperature; unset: the model's.
     pub temperature: Option<f32>,

@@ -11,8 +11,9 @@ use pilot::{
     driver::{Driver, DriverError, Ending, Resume},
     journal::{Durability, Journal, JournalError, memory::MemoryJournal},
     run::{
-        entry::{Entry, Limits, PauseReason, RunId},
+        entry::{AnswerEnd, Entry, Limits, PauseReason, RunId},
         event::RunEvent,
+        log::AnswerLog,
     },
 };
 use serde_json::json;
@@ -280,6 +281,28 @@ async fn answers_that_never_end_are_tried_with_other_seeds_and_then_paused() {
     let asked = seeds.len();
     seeds.dedup();
     assert_eq!((asked, seeds.len()), (3, 3));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_garbled_turn_is_asked_for_again_before_any_of_its_calls_is_made() {
+    let garbled = |line: &str| ScriptedTurn {
+        garbled: true,
+        ..ScriptedTurn::call("append", json!({"path": "report.txt", "content": line}))
+    };
+    let lines = ["a", "b", "c", "d", "e", "f"];
+    let (scene, journal) = (Scene::new(), memory());
+    let brain = scripted(lines.iter().map(|line| garbled(line)).collect());
+    let mut ending = scene.begin(journal.clone(), &brain).await.unwrap();
+    // A seed that says so three times in a row pauses; whoever resumes tries other seeds.
+    while let Ending::Paused(reason) = &ending {
+        assert_eq!(*reason, PauseReason::AnswersMalformed);
+        ending = scene.resume(journal.clone(), &brain).await.unwrap();
+    }
+    let remains = Remains::of(&scene, &*journal);
+    assert_eq!(remains.files["report.txt"], b"a\nb\nc\nd\ne\nf\n");
+    let malformed = |answer: &&AnswerLog| answer.end == Some(AnswerEnd::Malformed);
+    assert!(remains.answers.iter().filter(malformed).count() > 0);
+    assert_eq!(remains.state.totals.calls, 7);
 }
 
 #[tokio::test(flavor = "multi_thread")]

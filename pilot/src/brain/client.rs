@@ -107,6 +107,8 @@ pub enum AnswerEvent {
         usage: Usage,
         /// Fingerprint of the model that made it.
         fingerprint: String,
+        /// The stop token that ended it.
+        stop_token: Option<u32>,
     },
     /// The brain gave it up (an internal failure, or another client's cancel).
     Failed(String),
@@ -350,6 +352,7 @@ impl AnswerStream {
                 rounds: usage.rounds,
             },
             fingerprint: finished.fingerprint,
+            stop_token: finished.stop_token,
         })
     }
 }

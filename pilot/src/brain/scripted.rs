@@ -46,6 +46,8 @@ pub struct ScriptedTurn {
     pub content: String,
     /// Tool name and JSON arguments of each call.
     pub calls: Vec<(String, String)>,
+    /// What it says is no proper turn (unless the seed says otherwise): nothing can follow it.
+    pub garbled: bool,
     /// The model would go on for ever: the answer runs into its token limit (unless the seed says
     /// otherwise, which it does at the next attempt).
     pub rambles: bool,
@@ -292,7 +294,9 @@ impl Script {
             text.push_str(&"and so on ".repeat(max / 8 + 1));
         }
         let mut ids: Vec<u32> = tokens_of(&text);
-        ids.push(if tool_calls.is_empty() {
+        let garbled = scripted.garbled && seed.is_multiple_of(2);
+        // A garbled turn has calls, but ends as one without.
+        ids.push(if tool_calls.is_empty() || garbled {
             STOP_TURN
         } else {
             STOP_CALL
@@ -395,7 +399,20 @@ impl Brain for Service {
         &self,
         request: Request<wire::RenderRequest>,
     ) -> Result<Response<wire::RenderResponse>, Status> {
-        let conversation = request.into_inner().conversation.unwrap_or_default();
+        let request = request.into_inner();
+        let conversation = request.conversation.unwrap_or_default();
+        let results = conversation
+            .messages
+            .iter()
+            .any(|message| message.role == "tool");
+        if request
+            .append_to
+            .last()
+            .is_some_and(|last| (*last == STOP_CALL) != results)
+        {
+            let text = "these messages cannot follow these tokens";
+            return Err(Problem::invalid("append_to", text).into());
+        }
         let mut text = String::new();
         for tool in &conversation.tools {
             text.push_str(&format!("[tool {}]", tool.name));

@@ -8,7 +8,7 @@ use crate::{
     journal::Durability,
     run::{
         decide::{answer_limit, answering},
-        entry::{AnswerEnded, Entry},
+        entry::{AnswerEnd, AnswerEnded, Entry},
         event::RunEvent,
     },
 };
@@ -22,7 +22,7 @@ const FLUSH_EVERY: Duration = Duration::from_millis(200);
 /// How a stream came to its end.
 enum Broke {
     /// The answer is complete.
-    Ended(Box<AnswerEnded>),
+    Ended(Box<AnswerEnded>, Option<u32>),
     /// The stream is gone; attach again.
     Lost(BrainError),
     /// The brain gave the answer up.
@@ -44,7 +44,9 @@ impl Driver {
                 attempts.progress();
             }
             match broke {
-                Broke::Ended(ended) => return self.complete(*ended).await,
+                Broke::Ended(ended, stop_token) => {
+                    return self.complete(*ended, stop_token).await;
+                }
                 Broke::Lost(error) => self.after_failure(error, &mut attempts).await?,
                 Broke::Failed(reason) => {
                     incarnation += 1;
@@ -76,7 +78,7 @@ impl Driver {
         });
         let mut pending = Vec::new();
         let read = self.read(&mut stream, &mut pending, began).await;
-        if let Ok(Broke::Ended(_)) = &read {
+        if let Ok(Broke::Ended(..)) = &read {
             return read;
         }
         // What came before the break is kept, whatever broke.
@@ -137,20 +139,22 @@ impl Driver {
                     turn,
                     usage,
                     fingerprint,
+                    stop_token,
                 }) => {
                     if fingerprint != self.state().created.model.fingerprint {
                         let (address, reason) =
                             (self.parts.brain.address().to_owned(), fingerprint);
                         return Ok(Broke::Lost(BrainError::OtherModel { address, reason }));
                     }
-                    return Ok(Broke::Ended(Box::new(AnswerEnded {
+                    let ended = AnswerEnded {
                         index: self.received() as u32,
                         ids: std::mem::take(pending),
                         end,
                         turn,
                         usage,
                         elapsed_ms: began.elapsed().as_millis() as u64,
-                    })));
+                    };
+                    return Ok(Broke::Ended(Box::new(ended), stop_token));
                 }
             }
         }
@@ -187,7 +191,14 @@ impl Driver {
         Ok(self.ledger.commit(vec![received], Durability::Lazy).await?)
     }
 
-    async fn complete(&mut self, ended: AnswerEnded) -> Result<(), Halt> {
+    async fn complete(
+        &mut self,
+        mut ended: AnswerEnded,
+        stop_token: Option<u32>,
+    ) -> Result<(), Halt> {
+        if ended.end == AnswerEnd::Stop && !self.can_be_followed(&ended, stop_token).await? {
+            ended.end = AnswerEnd::Malformed;
+        }
         let event = RunEvent::AnswerEnded {
             step: self.state().step,
             usage: ended.usage,
@@ -200,5 +211,32 @@ impl Driver {
         self.tell(&event);
         self.parts.fail.hit("after-answer");
         Ok(())
+    }
+
+    /// Whether the brain can put results (or a nudge) after this answer. It must be known before a
+    /// tool acts: a call whose result cannot be told should not happen. The brain is asked once for
+    /// each shape of answer.
+    async fn can_be_followed(
+        &mut self,
+        ended: &AnswerEnded,
+        stop_token: Option<u32>,
+    ) -> Result<bool, Halt> {
+        let calls = &ended.turn.calls;
+        let known = calls
+            .iter()
+            .all(|call| self.parts.tools.find(&call.name).is_some());
+        let shape = (stop_token, !calls.is_empty());
+        if known && self.followed.contains(&shape) {
+            return Ok(true);
+        }
+        let mut answer = answering(self.state())
+            .map(|a| a.received.clone())
+            .unwrap_or_default();
+        answer.extend_from_slice(&ended.ids);
+        let follows = self.could_append(&ended.turn, &answer).await?;
+        if follows && known {
+            self.followed.insert(shape);
+        }
+        Ok(follows)
     }
 }

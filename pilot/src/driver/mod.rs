@@ -12,7 +12,7 @@ mod ledger;
 mod render;
 mod wait;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
@@ -95,7 +95,7 @@ pub struct NewRun {
     pub seed: u64,
     /// Context limit in tokens; 0: what the model can do, but 65,536 at most.
     pub max_context: u32,
-    /// Room for an answer; 0: an eighth of the context, from 256 to 8,192.
+    /// Room for an answer; 0: a sixteenth of the context, from 256 to 8,192.
     pub answer_reserve: u32,
     /// Budgets.
     pub limits: Limits,
@@ -132,6 +132,8 @@ pub struct Driver {
     fresh_intent: Option<u64>,
     /// The model was checked since the brain was last away.
     checked: bool,
+    /// Shapes of answers (stop token, with calls) that the brain could append to.
+    followed: BTreeSet<(Option<u32>, bool)>,
 }
 
 /// Why an effect was not carried through.
@@ -157,25 +159,24 @@ impl Driver {
         let model = parts.brain.model().await?;
         let created = created(&parts, new, &model)?;
         let ledger = Ledger::create(Arc::clone(&parts.journal), created).await?;
-        Ok(Self {
-            parts,
-            ledger,
-            resume: None,
-            fresh_intent: None,
-            checked: false,
-        })
+        Ok(Self::new(parts, ledger, None))
     }
 
     /// Takes a run up again.
     pub async fn open(parts: Parts, run: RunId, resume: Resume) -> Result<Self, DriverError> {
         let ledger = Ledger::open(Arc::clone(&parts.journal), run).await?;
-        Ok(Self {
+        Ok(Self::new(parts, ledger, Some(resume)))
+    }
+
+    fn new(parts: Parts, ledger: Ledger, resume: Option<Resume>) -> Self {
+        Self {
             parts,
             ledger,
-            resume: Some(resume),
+            resume,
             fresh_intent: None,
             checked: false,
-        })
+            followed: BTreeSet::new(),
+        }
     }
 
     /// The run's state.
@@ -358,7 +359,7 @@ fn created(parts: &Parts, new: NewRun, model: &Model) -> Result<Created, DriverE
         asked => asked,
     };
     let answer_reserve = match new.answer_reserve {
-        0 => (context_limit / 8).clamp(256, 8192),
+        0 => (context_limit / 16).clamp(256, 8192),
         asked => asked,
     };
     if answer_reserve >= context_limit {

@@ -5,12 +5,13 @@ use marathon_proto::brain::{Conversation, Message, Tool};
 
 use super::{Driver, Halt};
 use crate::{
+    brain::BrainError,
     journal::Durability,
     run::{
-        entry::Entry,
+        entry::{Entry, Turn},
         event::RunEvent,
         prompt::{self, COMPACTION_NOTE, NUDGE},
-        state::{Answered, Phase},
+        state::Phase,
     },
     tools::{ToolCall, ToolOutput},
 };
@@ -62,13 +63,9 @@ impl Driver {
         let cap = self.state().created.context_limit as usize / 2;
         let mut longest = usize::MAX;
         for attempt in 0.. {
-            let messages = results.iter().map(|(call, output)| Message {
-                role: "tool".into(),
-                content: prompt::shorten(&output.text, longest),
-                tool_call_id: call.id.clone(),
-                name: call.name.clone(),
-                ..Message::default()
-            });
+            let messages = results
+                .iter()
+                .map(|(call, output)| result(call, prompt::shorten(&output.text, longest)));
             let ids = self.render_after_answer(messages.collect()).await?;
             if ids.len() <= cap || attempt == SHORTENINGS {
                 return self.append(ids, false).await;
@@ -101,6 +98,34 @@ impl Driver {
         Ok(())
     }
 
+    /// Whether the brain can append results, or a nudge, to this answer.
+    pub(super) async fn could_append(&mut self, turn: &Turn, answer: &[u32]) -> Result<bool, Halt> {
+        let result = |call: &ToolCall| result(call, String::from("x"));
+        let messages = match turn.calls.as_slice() {
+            [] => vec![message("user", NUDGE.to_owned())],
+            calls => calls.iter().map(result).collect(),
+        };
+        let mut tokens = self.state().prompt.tokens();
+        tokens.extend_from_slice(answer);
+        let conversation = Conversation {
+            messages,
+            tools: self.declared(),
+            enable_thinking: false,
+        };
+        self.check_model().await?;
+        self.ask(|brain| {
+            let (what, after) = (conversation.clone(), tokens.clone());
+            async move {
+                match brain.render(what, after).await {
+                    Ok(_) => Ok(true),
+                    Err(BrainError::Refused { .. }) => Ok(false),
+                    Err(other) => Err(other),
+                }
+            }
+        })
+        .await
+    }
+
     async fn render_after_answer(&mut self, messages: Vec<Message>) -> Result<Vec<u32>, Halt> {
         let conversation = Conversation {
             messages,
@@ -109,8 +134,7 @@ impl Driver {
         };
         let mut tokens = self.state().prompt.tokens();
         if let Phase::Answered(answered) = &self.state().phase {
-            let Answered { tokens: answer, .. } = &**answered;
-            tokens.extend_from_slice(answer);
+            tokens.extend_from_slice(&answered.tokens);
         }
         self.render(conversation, tokens).await
     }
@@ -143,6 +167,16 @@ fn message(role: &str, content: String) -> Message {
     Message {
         role: role.into(),
         content,
+        ..Message::default()
+    }
+}
+
+fn result(call: &ToolCall, content: String) -> Message {
+    Message {
+        role: "tool".into(),
+        content,
+        tool_call_id: call.id.clone(),
+        name: call.name.clone(),
         ..Message::default()
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     budget,
-    entry::{PauseReason, ToolIntended},
+    entry::{AnswerEnd, PauseReason, ToolIntended},
     prompt::hash_ids,
     seed::answer_seed,
     state::{Answered, Answering, Phase, State, Status},
@@ -12,7 +12,7 @@ use crate::tools::{ToolCall, ToolOutput};
 /// Nudges in a row before the run is paused.
 pub const MAX_NUDGES: u32 = 3;
 
-/// Answers in a row that may run into the token limit.
+/// Answers in a row that may run into the token limit or be no proper turns.
 pub const MAX_DROPPED: u32 = 3;
 
 /// What the driver is to do. Each outcome is journaled before the next decision.
@@ -85,7 +85,10 @@ fn next_answer(state: &State) -> Effect {
         return Effect::Pause(reason);
     }
     if state.dropped >= MAX_DROPPED {
-        return Effect::Pause(PauseReason::AnswersTooLong);
+        return Effect::Pause(match state.last_drop {
+            Some(AnswerEnd::Malformed) => PauseReason::AnswersMalformed,
+            _ => PauseReason::AnswersTooLong,
+        });
     }
     let (limit, reserve) = (state.created.context_limit, state.created.answer_reserve);
     if state.prompt.is_full(limit, reserve) {

@@ -127,6 +127,8 @@ pub enum AnswerEnd {
     Stop,
     /// The token limit. Such an answer is dropped and asked for again with another seed.
     Length,
+    /// A stop token, but what was said is no turn that results could follow. Dropped likewise.
+    Malformed,
 }
 
 /// A model turn, parsed by the brain.
@@ -254,6 +256,8 @@ pub enum PauseReason {
     Refused(String),
     /// The tools of this pilot are not those the run began with.
     OtherTools,
+    /// Answers were no proper turns too often.
+    AnswersMalformed,
 }
 
 /// A fact in a run's life.
@@ -378,6 +382,11 @@ impl fmt::Display for PauseReason {
                  brain, or resume with --accept-new-fingerprint and accept a visible break"
             ),
             Self::Refused(words) => write!(f, "the brain refused the request: {words}"),
+            Self::AnswersMalformed => write!(
+                f,
+                "several answers in a row were no proper turns: calls that are cut off or misspelt; \
+                 does this model know the tool-call format?"
+            ),
             Self::OtherTools => write!(
                 f,
                 "this pilot's tools differ from those the run began with; use the version it began \

@@ -83,6 +83,8 @@ pub struct State {
     pub attempt: u32,
     /// Answers dropped in a row.
     pub dropped: u32,
+    /// Why the newest of them was dropped.
+    pub last_drop: Option<AnswerEnd>,
     /// Nudges in a row.
     pub nudges: u32,
     /// Newest calls.
@@ -116,6 +118,7 @@ impl State {
             step: 0,
             attempt: 0,
             dropped: 0,
+            last_drop: None,
             nudges: 0,
             recent: Recent::default(),
             totals: Totals::default(),
@@ -251,15 +254,17 @@ impl State {
         self.totals.accepted += u64::from(ended.usage.accepted);
         self.totals.rounds += u64::from(ended.usage.rounds);
         self.totals.active_ms += ended.elapsed_ms;
-        if ended.end == AnswerEnd::Length {
+        if ended.end != AnswerEnd::Stop {
             self.drop_answer();
             self.dropped += 1;
+            self.last_drop = Some(ended.end);
             return Ok(());
         }
         self.totals.answers += 1;
         self.step += 1;
         self.attempt = 0;
         self.dropped = 0;
+        self.last_drop = None;
         if !ended.turn.calls.is_empty() {
             self.nudges = 0;
         }
@@ -358,7 +363,9 @@ impl State {
     fn resume(&mut self, limits: &super::entry::Limits, model: Option<&super::entry::ModelPin>) {
         match &self.status {
             Status::Paused(PauseReason::NoToolCall(_)) => self.nudges = 0,
-            Status::Paused(PauseReason::AnswersTooLong) => self.dropped = 0,
+            Status::Paused(PauseReason::AnswersTooLong | PauseReason::AnswersMalformed) => {
+                self.dropped = 0;
+            }
             Status::Paused(PauseReason::Repetition(_)) => self.recent.clear(),
             _ => {}
         }
