@@ -93,6 +93,7 @@ impl EngineThread {
                 return SHUTTING_DOWN.into();
             }
             let now = self.shared.clock.now();
+            self.shared.pulse.begin(now);
             if now >= self.next_sweep {
                 self.sweep(now);
             }
@@ -102,6 +103,7 @@ impl EngineThread {
             }
             self.step();
             self.shared.set_stats(self.scheduler.stats());
+            self.shared.pulse.end();
             if self.failures >= self.shared.config.give_up_after {
                 return format!("{} runs in a row failed on the device", self.failures);
             }
@@ -248,7 +250,6 @@ impl EngineThread {
         let before = clock.now();
         self.shared.pulse.begin(before);
         let result = catch_unwind(AssertUnwindSafe(|| self.executor.run(step)));
-        self.shared.pulse.end();
         let now = clock.now();
         let output = match result {
             Ok(Ok(output)) => output,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{
+    depth::Batch,
     scheduler::{Event, Scheduler},
     types::{SeqOutput, SeqStep, Step, StepOutput, TokenId},
 };
@@ -88,8 +89,10 @@ impl Scheduler {
                 _ => return,
             }
         }
-        self.cost
-            .observe(step.seqs.len(), drafts as f64 / 2.0, elapsed);
+        let sequences = step.seqs.len();
+        let context = step.seqs.iter().map(|rows| rows.start).sum::<usize>() / sequences.max(1);
+        let batch = Batch { sequences, context };
+        self.cost.observe(batch, drafts as f64 / 2.0, elapsed);
     }
 
     fn commit_sequence(

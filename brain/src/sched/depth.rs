@@ -64,11 +64,20 @@ impl Acceptance {
     }
 }
 
+/// What a step's cost depends on, drafts aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Sequences that decode.
+    pub sequences: usize,
+    /// Tokens each has in the cache, on average.
+    pub context: usize,
+}
+
 /// What steps cost, learned from steps that only decode.
 ///
 /// For each batch size: the time of a step without drafts, and what each draft adds to it. Both
 /// are measured, not inferred from one another: a step without drafts is asked for when the last
-/// one is too long ago to compare with.
+/// one is too long ago, or was at too different a context, to compare with.
 #[derive(Clone, Debug, Default)]
 pub struct StepCost {
     by_batch: [BatchCost; BATCH_CLASSES],
@@ -81,6 +90,8 @@ const BATCH_CLASSES: usize = 10;
 struct BatchCost {
     /// Seconds of a step without drafts.
     base: Option<f64>,
+    /// Context of that step.
+    context: usize,
     /// Seconds that a draft adds: making it in one step and checking it in the next.
     per_draft: Option<f64>,
     /// Steps since the last one without drafts.
@@ -89,18 +100,22 @@ struct BatchCost {
 
 /// Share of the base that a draft is guessed to cost before one was measured.
 const COST_GUESS: f64 = 0.1;
-/// Steps after which the base is measured again: the context has grown meanwhile.
+/// Steps after which the base is measured again.
 const BASE_AGE: u32 = 128;
+/// Steps in which the base is fresh: what they add to it is the drafts' cost and little else.
+const FRESH: u32 = 2;
 
 impl StepCost {
-    /// Takes in how long a step of `sequences` took that verified or made `drafts` drafts (the
-    /// mean of both).
-    pub fn observe(&mut self, sequences: usize, drafts: f64, elapsed: Duration) {
+    /// Takes in how long a step took that verified or made `drafts` drafts (the mean of both).
+    pub fn observe(&mut self, batch: Batch, drafts: f64, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
-        if sequences == 0 || seconds <= 0.0 {
+        if batch.sequences == 0 || seconds <= 0.0 {
             return;
         }
-        let cost = &mut self.by_batch[class(sequences)];
+        let cost = &mut self.by_batch[class(batch.sequences)];
+        if !cost.is_comparable(batch.context) {
+            cost.base = None;
+        }
         // One slow step (a page fault, another process) must not turn the judgement.
         let expected = cost
             .base
@@ -109,25 +124,31 @@ impl StepCost {
         if drafts == 0.0 {
             let base = cost.base.unwrap_or(seconds);
             cost.base = Some(base + 0.25 * (seconds - base));
+            cost.context = batch.context;
             cost.age = 0;
         } else if let Some(base) = cost.base {
             let per_draft = cost.per_draft.unwrap_or(COST_GUESS * base);
             let added = (seconds - base).max(0.0) / drafts;
-            cost.per_draft = Some(per_draft + 0.1 * drafts.min(2.0) * (added - per_draft));
+            let trust = if cost.age < FRESH { 0.4 } else { 0.1 };
+            cost.per_draft = Some(per_draft + trust * drafts.min(1.0) * (added - per_draft));
             cost.age += 1;
         }
     }
 
     /// Seconds of a step without drafts, and of every draft in it; `None` when the former has to
     /// be measured.
-    fn of(&self, sequences: usize) -> Option<(f64, f64)> {
-        let BatchCost {
-            base,
-            per_draft,
-            age,
-        } = self.by_batch[class(sequences)];
-        let base = base.filter(|_| age < BASE_AGE)?;
-        Some((base, per_draft.unwrap_or(COST_GUESS * base)))
+    fn of(&self, batch: Batch) -> Option<(f64, f64)> {
+        let cost = &self.by_batch[class(batch.sequences)];
+        let base = cost.base.filter(|_| cost.is_comparable(batch.context))?;
+        Some((base, cost.per_draft.unwrap_or(COST_GUESS * base)))
+    }
+}
+
+impl BatchCost {
+    /// Whether the base was measured lately enough, at about this context.
+    fn is_comparable(&self, context: usize) -> bool {
+        let near = (self.context / 4).max(256);
+        self.age < BASE_AGE && self.context.abs_diff(context) <= near
     }
 }
 
@@ -160,18 +181,18 @@ impl Depth {
         }
     }
 
-    /// Drafts for the next round in a batch of `sequences`, at most `at_most`.
+    /// Drafts for the next round, at most `at_most`.
     pub fn choose(
         &self,
         everyone: &Acceptance,
         cost: &StepCost,
-        sequences: usize,
+        batch: Batch,
         at_most: usize,
     ) -> usize {
-        let Some((base, per_draft)) = cost.of(sequences) else {
+        let Some((base, per_draft)) = cost.of(batch) else {
             return 0;
         };
-        let base = base / sequences.max(1) as f64;
+        let base = base / batch.sequences.max(1) as f64;
         let (mut best, mut best_rate) = (0, 1.0 / base.max(f64::MIN_POSITIVE) * MARGIN);
         let (mut tokens, mut survives) = (1.0, 1.0);
         for depth in 1..=at_most {
@@ -194,6 +215,14 @@ mod tests {
     use super::*;
 
     const MILLI: Duration = Duration::from_millis(1);
+    const LONE: Batch = Batch {
+        sequences: 1,
+        context: 1000,
+    };
+    const PAIR: Batch = Batch {
+        sequences: 2,
+        context: 1000,
+    };
 
     /// Runs rounds with the given chance of a right draft and cost per draft (in shares of the
     /// base); the depth chosen in each of the last 100.
@@ -212,9 +241,9 @@ mod tests {
             }
             depth.observe(drafts, accepted);
             everyone.observe(drafts, accepted);
-            let next = depth.choose(&everyone, &cost, 1, at_most);
+            let next = depth.choose(&everyone, &cost, LONE, at_most);
             let mean = (drafts + next) as f64 / 2.0;
-            cost.observe(1, mean, MILLI.mul_f64(1.0 + slope * mean));
+            cost.observe(LONE, mean, MILLI.mul_f64(1.0 + slope * mean));
             drafts = next;
             chosen.push(drafts);
         }
@@ -253,45 +282,71 @@ mod tests {
         let (everyone, mut cost) = (Acceptance::default(), StepCost::default());
         for k in 0..100 {
             let drafts = f64::from(k % 3);
-            cost.observe(1, drafts, MILLI.mul_f64(1.0 + 0.3 * drafts));
+            cost.observe(LONE, drafts, MILLI.mul_f64(1.0 + 0.3 * drafts));
         }
         for _ in 0..200 {
             depth.observe(1, 0);
         }
-        assert_eq!(depth.choose(&everyone, &cost, 1, 4), 0);
+        assert_eq!(depth.choose(&everyone, &cost, LONE, 4), 0);
         let mut last = 0;
         for _ in 0..20_000 {
             depth.observe(last, last);
-            last = depth.choose(&everyone, &cost, 1, 4);
+            last = depth.choose(&everyone, &cost, LONE, 4);
         }
         assert!(last >= 2, "{last}");
+    }
+
+    #[test]
+    fn a_jump_of_the_context_is_not_taken_for_the_cost_of_drafts() {
+        let (everyone, mut cost) = (Acceptance::default(), StepCost::default());
+        let depth = Depth::default();
+        cost.observe(LONE, 0.0, MILLI);
+        (0..50).for_each(|_| cost.observe(LONE, 4.0, MILLI.mul_f64(1.2)));
+        let chosen = depth.choose(&everyone, &cost, LONE, 8);
+        assert!(chosen >= 2);
+        let far = Batch {
+            context: 50_000,
+            ..LONE
+        };
+        cost.observe(far, 2.0, MILLI * 10);
+        cost.observe(far, 0.0, MILLI * 10);
+        assert!(depth.choose(&everyone, &cost, far, 8) >= chosen);
     }
 
     #[test]
     fn the_cost_without_drafts_is_measured_first_and_again() {
         let (everyone, mut cost) = (Acceptance::default(), StepCost::default());
         let depth = Depth::default();
-        cost.observe(1, 0.0, Duration::ZERO);
+        cost.observe(LONE, 0.0, Duration::ZERO);
         assert_eq!(
-            depth.choose(&everyone, &cost, 1, 4),
+            depth.choose(&everyone, &cost, LONE, 4),
             0,
             "no time is no measurement"
         );
-        cost.observe(1, 0.0, MILLI);
-        assert!(depth.choose(&everyone, &cost, 1, 4) > 0);
+        cost.observe(LONE, 0.0, MILLI);
+        assert!(depth.choose(&everyone, &cost, LONE, 4) > 0);
         assert_eq!(
-            depth.choose(&everyone, &cost, 1, 0),
+            depth.choose(&everyone, &cost, LONE, 0),
             0,
             "no more than allowed"
         );
         assert_eq!(
-            depth.choose(&everyone, &cost, 2, 4),
+            depth.choose(&everyone, &cost, PAIR, 4),
             0,
             "another batch is another cost"
         );
-        (0..BASE_AGE).for_each(|_| cost.observe(1, 4.0, MILLI));
+        let far = Batch {
+            context: 2000,
+            ..LONE
+        };
         assert_eq!(
-            depth.choose(&everyone, &cost, 1, 4),
+            depth.choose(&everyone, &cost, far, 4),
+            0,
+            "another context is another cost"
+        );
+        (0..BASE_AGE).for_each(|_| cost.observe(LONE, 4.0, MILLI));
+        assert_eq!(
+            depth.choose(&everyone, &cost, LONE, 4),
             0,
             "the measurement is old"
         );

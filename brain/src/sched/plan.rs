@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::{
     anchors::Hit,
+    depth::Batch,
     scheduler::Scheduler,
     sequence::{Resident, Sequence},
     types::{DraftDepth, SampleStep, SeqId, SeqStep, Step},
@@ -33,19 +34,30 @@ impl Scheduler {
         if picks.is_empty() {
             return None;
         }
-        let sampling = picks
-            .iter()
-            .filter(|pick| {
-                self.seqs
-                    .get(&pick.seq)
-                    .is_some_and(|s| s.remaining() == pick.rows)
-            })
-            .count();
+        let batch = self.batch_of(&picks);
         let seqs = picks
             .iter()
-            .filter_map(|pick| self.rows_of(pick, sampling))
+            .filter_map(|pick| self.rows_of(pick, batch))
             .collect();
         Some(Step { seqs })
+    }
+
+    /// The sequences that emit in this step: those of the next decoding step, if all go on.
+    fn batch_of(&self, picks: &[Pick]) -> Batch {
+        let (mut sequences, mut tokens) = (0, 0);
+        for pick in picks {
+            let Some(sequence) = self.seqs.get(&pick.seq) else {
+                continue;
+            };
+            if sequence.remaining() == pick.rows {
+                sequences += 1;
+                tokens += sequence.tokens.len() - 1;
+            }
+        }
+        Batch {
+            sequences,
+            context: tokens / sequences.max(1),
+        }
     }
 
     /// One row for every sequence that has one token left to compute.
@@ -237,8 +249,8 @@ impl Scheduler {
         rows
     }
 
-    /// The rows of a pick as an executor takes them. `sampling` sequences of the step emit.
-    fn rows_of(&self, pick: &Pick, sampling: usize) -> Option<SeqStep> {
+    /// The rows of a pick as an executor takes them. The sequences of `batch` emit.
+    fn rows_of(&self, pick: &Pick, batch: Batch) -> Option<SeqStep> {
         let sequence = self.seqs.get(&pick.seq)?;
         let resident = sequence.resident.as_ref()?;
         let start = resident.computed;
@@ -257,7 +269,7 @@ impl Scheduler {
                 Vec::new()
             },
             prompt_len: sequence.prompt_len,
-            next_drafts: self.next_drafts(sequence, sampling),
+            next_drafts: self.next_drafts(sequence, batch),
         });
         Some(SeqStep {
             seq: pick.seq,
@@ -269,19 +281,17 @@ impl Scheduler {
     }
 
     /// Drafts asked for the round after this one, in which the sequence emits at least a token.
-    fn next_drafts(&self, sequence: &Sequence, sampling: usize) -> usize {
-        let share = (self.config.max_rows / sampling.max(1)).saturating_sub(1);
+    fn next_drafts(&self, sequence: &Sequence, batch: Batch) -> usize {
+        let share = (self.config.max_rows / batch.sequences.max(1)).saturating_sub(1);
         let at_most = sequence
             .drafts_at(sequence.tokens.len() + 1)
             .min(self.limits.max_drafts)
             .min(share);
         match sequence.draft {
             DraftDepth::Fixed(depth) => at_most.min(depth as usize),
-            DraftDepth::Auto => {
-                sequence
-                    .depth
-                    .choose(&self.everyone, &self.cost, sampling, at_most)
-            }
+            DraftDepth::Auto => sequence
+                .depth
+                .choose(&self.everyone, &self.cost, batch, at_most),
         }
     }
 
