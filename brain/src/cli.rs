@@ -27,6 +27,8 @@ pub enum Command {
     /// SIGTERM or SIGINT lets running generations end, the second ends everything at once.
     #[command(after_help = SERVE_HELP)]
     Serve(ServeArgs),
+    /// Print one answer of the model, without a server.
+    Generate(GenerateArgs),
 }
 
 const SERVE_HELP: &str = "\
@@ -59,6 +61,38 @@ pub struct ServeArgs {
     #[arg(long)]
     pub print_config: bool,
     /// The settings.
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// Flags of `brain generate`.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    /// What to ask.
+    #[arg(long, short, value_name = "TEXT")]
+    pub prompt: String,
+    /// Instructions before it.
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Take the prompt as it stands: no chat template, spelled special tokens count.
+    #[arg(long)]
+    pub raw: bool,
+    /// Let the model think first.
+    #[arg(long)]
+    pub thinking: bool,
+    /// Tokens of the answer, at most.
+    #[arg(long, value_name = "N")]
+    pub max_tokens: Option<u32>,
+    /// 0 takes the likeliest token each time [default: the model's].
+    #[arg(long, value_name = "T")]
+    pub temperature: Option<f32>,
+    /// The same seed gives the same answer.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// Configuration file (TOML); also BRAIN_CONFIG.
+    #[arg(long, env = "BRAIN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The settings of `brain serve`; those of its server do nothing here.
     #[command(flatten)]
     pub settings: Settings,
 }
@@ -182,7 +216,9 @@ mod tests {
     #[test]
     fn only_flags_that_were_given_are_settings() {
         let cli = Cli::parse_from(["brain", "serve", "--threads", "2", "--draft-tokens", "off"]);
-        let Command::Serve(args) = cli.command;
+        let Command::Serve(args) = cli.command else {
+            panic!("not serve")
+        };
         let given = args.settings.given();
         assert_eq!(
             given.keys().collect::<Vec<_>>(),

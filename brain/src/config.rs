@@ -14,7 +14,7 @@ use figment::{
 use marathon_proto::{net::ListenAddr, telemetry::LogFormat, tls::IdentityFiles};
 use serde::{Deserialize, Serialize};
 
-use crate::{cli::ServeArgs, error::Error};
+use crate::{cli::Settings, error::Error};
 
 /// Every setting as it is written. An empty text is "not set".
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -209,9 +209,9 @@ pub struct Loaded {
 
 impl Loaded {
     /// Layers the flags over the environment over the file over the defaults.
-    pub fn from_args(args: &ServeArgs) -> Result<Self, Error> {
+    pub fn new(file: Option<&Path>, flags: &Settings) -> Result<Self, Error> {
         let mut figment = Figment::from(Serialized::defaults(Written::default()));
-        if let Some(path) = &args.config {
+        if let Some(path) = file {
             if !path.is_file() {
                 return Err(Error::Usage(format!(
                     "the configuration file {} is not there",
@@ -222,7 +222,7 @@ impl Loaded {
         }
         let figment = figment
             .merge(Env::prefixed("BRAIN_").ignore(&["config"]))
-            .merge(Flags(args.settings.given()));
+            .merge(Flags(flags.given()));
         let written = figment
             .extract()
             .map_err(|error| Error::Usage(describe(&error)))?;
@@ -424,8 +424,10 @@ mod tests {
 
     fn load(flags: &[&str]) -> Result<Loaded, Error> {
         let cli = Cli::parse_from(["brain", "serve"].iter().chain(flags));
-        let Command::Serve(args) = cli.command;
-        Loaded::from_args(&args)
+        let Command::Serve(args) = cli.command else {
+            panic!("not serve")
+        };
+        Loaded::new(args.config.as_deref(), &args.settings)
     }
 
     fn check(flags: &[&str]) -> Result<Config, Error> {

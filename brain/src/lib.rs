@@ -7,11 +7,13 @@
 pub mod backend;
 pub mod bringup;
 pub mod cli;
+pub mod commands;
 pub mod config;
 pub mod demo;
 pub mod engine;
 pub mod error;
 pub mod grpc;
+mod metrics;
 pub mod model;
 pub mod sched;
 pub mod server;

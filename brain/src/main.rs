@@ -3,7 +3,8 @@
 use std::{io::Write as _, process::ExitCode};
 
 use brain::{
-    cli::{Cli, Command, ServeArgs},
+    cli::{Cli, Command, GenerateArgs, ServeArgs},
+    commands,
     config::Loaded,
     error::Error,
     server,
@@ -11,8 +12,11 @@ use brain::{
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    let Command::Serve(args) = Cli::parse().command;
-    match serve(&args) {
+    let result = match Cli::parse().command {
+        Command::Serve(args) => serve(&args),
+        Command::Generate(args) => generate(&args),
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // proof: nothing is left to do when standard error is closed too.
@@ -23,11 +27,16 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: &ServeArgs) -> Result<(), Error> {
-    let loaded = Loaded::from_args(args)?;
+    let loaded = Loaded::new(args.config.as_deref(), &args.settings)?;
     let config = loaded.check()?;
     if args.print_config {
         let written = std::io::stdout().write_all(loaded.describe()?.as_bytes());
         return written.map_err(|error| Error::Serving(format!("cannot print: {error}")));
     }
     server::serve(config)
+}
+
+fn generate(args: &GenerateArgs) -> Result<(), Error> {
+    let config = Loaded::new(args.config.as_deref(), &args.settings)?.check()?;
+    commands::generate::generate(args, &config)
 }

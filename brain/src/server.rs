@@ -22,8 +22,10 @@ use tonic::{service::interceptor::InterceptedService, transport::server::Router}
 use crate::{
     bringup,
     config::Config,
+    engine::Health,
     error::Error,
     grpc::{BrainService, Serving, health},
+    metrics,
 };
 
 /// Time that open streams get to deliver their last events.
@@ -98,6 +100,7 @@ async fn load(config: &Config, shutdown: &Shutdown) -> Result<Option<Serving>, E
         loaded = loading => loaded.map_err(|error| Error::Serving(format!("loading failed: {error}")))??,
         () = shutdown.graceful().cancelled() => return Ok(None),
     };
+    metrics::export(serving.engine.clone());
     tracing::info!(
         fingerprint = serving.facts.fingerprint,
         drafter = serving.facts.drafter,
@@ -129,9 +132,10 @@ fn router(
         .map_err(|error| Error::Serving(format!("reflection cannot be set up: {error}")))?;
     let (reporter, health) = tonic_health::server::health_reporter();
     let watchdog = sd_notify::watchdog_enabled().is_some();
+    // It ends by itself only when the engine has stopped: then serving is over.
     tasks.spawn(
         "health",
-        Kind::Drained,
+        Kind::Essential,
         health::report(
             serving.engine.clone(),
             reporter,
@@ -189,10 +193,12 @@ async fn start(
         () = shutdown.forced().cancelled() => return Err(Error::Forced),
     }
     closing.cancel();
-    let finished = tasks
-        .finish(CLOSING)
-        .await
-        .map_err(|error| Error::Serving(error.to_string()))?;
+    let finished = tasks.finish(CLOSING).await.map_err(|failure| {
+        Error::Serving(match serving.engine.health() {
+            Health::Stopped(reason) => format!("the engine has stopped: {reason}"),
+            _ => failure.to_string(),
+        })
+    })?;
     if !finished && shutdown.forced().is_cancelled() {
         return Err(Error::Forced);
     }

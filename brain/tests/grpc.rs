@@ -36,8 +36,10 @@ struct Server {
 
 async fn start(flags: &[&str]) -> Server {
     let args = ["brain", "serve", "--device", "fake"].iter().chain(flags);
-    let Command::Serve(args) = Cli::parse_from(args).command;
-    let config = Loaded::from_args(&args).unwrap().check().unwrap();
+    let Command::Serve(args) = Cli::parse_from(args).command else {
+        panic!("not serve")
+    };
+    let config = Loaded::new(None, &args.settings).unwrap().check().unwrap();
     let serving = bringup::bring_up(&config).unwrap();
     let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
     let listener = ListenAddr::Tcp(any).bind().await.unwrap();

@@ -11,8 +11,9 @@ use crate::engine::{Engine, Health};
 const SERVICES: [&str; 2] = ["", "marathon.brain.v1.Brain"];
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Reports the engine's health until `ending` is cancelled, then that nothing is served.
-/// `alive` is called after every good look: a supervisor's watchdog hangs on it.
+/// Reports the engine's health until `ending` is cancelled or the engine has stopped for good,
+/// then that nothing is served. `alive` is called after every good look: a supervisor's watchdog
+/// hangs on it.
 pub async fn report(
     engine: Engine,
     reporter: HealthReporter,
@@ -37,8 +38,11 @@ pub async fn report(
                 Health::Stopped(reason) => tracing::error!(%reason, "the engine has stopped"),
             }
             set(&reporter, health == Health::Well).await;
-            last = Some(health);
         }
+        if matches!(health, Health::Stopped(_)) {
+            break;
+        }
+        last = Some(health);
     }
     set(&reporter, false).await;
 }

@@ -1,6 +1,6 @@
 //! The calls of `marathon.brain.v1.Brain`.
 
-use std::{pin::Pin, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::{Stream, StreamExt as _, stream};
 use marathon_proto::{
@@ -8,6 +8,7 @@ use marathon_proto::{
     status::{Problem, Reason},
     trace,
 };
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::info_span;
@@ -19,6 +20,8 @@ use crate::{engine::Attached, text::stream::TurnStream};
 #[derive(Clone)]
 pub struct BrainService {
     serving: Serving,
+    /// As many slow pieces of work at a time as there are cores.
+    slow: Arc<Semaphore>,
     /// Streams that would never end by themselves end with it.
     ending: CancellationToken,
 }
@@ -30,7 +33,12 @@ const SHORTEST_INTERVAL: u32 = 100;
 impl BrainService {
     /// A service; `ending` is cancelled when the program shuts down.
     pub fn new(serving: Serving, ending: CancellationToken) -> Self {
-        Self { serving, ending }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            serving,
+            slow: Arc::new(Semaphore::new(cores)),
+            ending,
+        }
     }
 
     async fn attach(
@@ -91,6 +99,8 @@ impl BrainService {
         work: impl FnOnce(&Serving) -> Result<T, Problem> + Send + 'static,
     ) -> Result<T, Problem> {
         let serving = self.serving.clone();
+        // The semaphore is never closed; without a permit the work is only less polite.
+        let _permit = self.slow.acquire().await.ok();
         match tokio::task::spawn_blocking(move || work(&serving)).await {
             Ok(result) => result,
             Err(error) => {

@@ -1,0 +1,3 @@
+//! Commands beside `serve`, one file each.
+
+pub mod generate;
