@@ -157,12 +157,7 @@ fn load(config: &Config) -> Result<LoadedModel, Error> {
             ));
         }
         (Model::Demo, choice) => {
-            let Some(checkpoint) = &demo::CHECKPOINT else {
-                return Err(Error::Checkpoint(
-                    "this build has no built-in weights: give --model DIR, or --device fake".into(),
-                ));
-            };
-            model::load_embedded(checkpoint, choice == DrafterChoice::Auto)
+            model::load_embedded(&demo::CHECKPOINT, choice == DrafterChoice::Auto)
         }
     };
     loaded.map_err(|error| Error::Checkpoint(error.to_string()))
