@@ -94,10 +94,8 @@ __device__ __forceinline__ void scores(uint32_t base, uint32_t keys) {
         }
         uint32_t at = base + L::SCORES +
                       ((q * 16 + lane / 4) * L::SCORE_PITCH + n * 8 + lane % 4 * 2) * 4;
-        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(s[0]), "f"(s[1]) : "memory");
-        asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at + 8 * L::SCORE_PITCH * 4),
-                     "f"(s[2]), "f"(s[3])
-                     : "memory");
+        store_shared8(at, s[0], s[1]);
+        store_shared8(at + 8 * L::SCORE_PITCH * 4, s[2], s[3]);
     }
 }
 

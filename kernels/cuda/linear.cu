@@ -180,7 +180,7 @@ __device__ __forceinline__ void product(const LinearArgs& a) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 uint32_t at = at_partial + ((m + i % 2) * pitch + row + i / 2 * 8) * 4;
-                asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(sum[b][i]) : "memory");
+                store_shared4(at, sum[b][i]);
             }
         }
         cluster_arrive();

@@ -1,10 +1,11 @@
 //! Compute kernels for the GPU, compiled at build time and carried inside the program.
 //!
 //! `cuda/` holds one unit per family of operations; each becomes an [`Image`] with machine code
-//! for Hopper and Blackwell. [`abi`] holds the parameter block of every kernel. Loading and
-//! launching is the backend's business.
+//! for Hopper and Blackwell. [`abi`] holds the parameter block of every kernel. [`device`] loads
+//! and launches them.
 
 pub mod abi;
+pub mod device;
 
 /// A unit's machine code for every target.
 #[derive(Clone, Copy, Debug)]

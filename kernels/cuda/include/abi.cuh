@@ -133,3 +133,12 @@ struct SampleArgs {
 };
 static_assert(sizeof(SampleArgs) == 64, "mirrored in abi.rs");
 static_assert(offsetof(SampleArgs, vocab) == 48, "mirrored in abi.rs");
+
+// Yardsticks and random contents.
+struct YardstickArgs {
+    dptr data;
+    dptr out;
+    uint64_t bytes;
+    uint32_t seed, kind;
+};
+static_assert(sizeof(YardstickArgs) == 32, "mirrored in abi.rs");

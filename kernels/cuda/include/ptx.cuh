@@ -46,6 +46,14 @@ __device__ __forceinline__ void store_shared16(uint32_t at, uint4 v) {
                  : "memory");
 }
 
+__device__ __forceinline__ void store_shared4(uint32_t at, float v) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(v) : "memory");
+}
+
+__device__ __forceinline__ void store_shared8(uint32_t at, float v0, float v1) {
+    asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(at), "f"(v0), "f"(v1) : "memory");
+}
+
 // c += a b: a 16x16, b 16x8, bf16; c fp32.
 __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                          uint32_t b1) {

@@ -152,3 +152,21 @@ pub struct SampleArgs {
 }
 
 const _: () = assert!(size_of::<SampleArgs>() == 64 && offset_of!(SampleArgs, vocab) == 48);
+
+/// Yardsticks and random contents (`cuda/yardstick.cu`).
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct YardstickArgs {
+    /// What is read or filled.
+    pub data: DevicePtr,
+    /// A word that keeps the reads alive.
+    pub out: DevicePtr,
+    /// Bytes, a multiple of 16.
+    pub bytes: u64,
+    /// Of the contents.
+    pub seed: u32,
+    /// 0 bf16, 1 E4M3 codes, 2 bits, 3 block scales.
+    pub kind: u32,
+}
+
+const _: () = assert!(size_of::<YardstickArgs>() == 32);

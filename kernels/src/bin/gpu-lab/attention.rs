@@ -1,0 +1,323 @@
+//! Attention: near fp64, blind to what it must not see, and one row's bits whatever stands beside it.
+
+use marathon_kernels::{
+    abi::{AttentionArgs, AttentionPlan, splits_of_row},
+    device::{Buffer, Device, DeviceError, Grid},
+};
+
+use crate::{
+    data::{Rng, Score, ulp, wide},
+    report::Report,
+};
+
+/// A layer's geometry and a sequence in it.
+#[derive(Clone, Copy)]
+pub(crate) struct Case {
+    pub(crate) head_dim: usize,
+    pub(crate) heads: usize,
+    pub(crate) kv_heads: usize,
+    /// 0: all keys.
+    pub(crate) window: usize,
+    pub(crate) page: usize,
+    pub(crate) rows: usize,
+    /// Keys that the last row sees the end of.
+    pub(crate) end: usize,
+}
+
+impl Case {
+    fn first_key(&self, end: usize) -> usize {
+        if self.window == 0 {
+            0
+        } else {
+            end.saturating_sub(self.window)
+        }
+    }
+
+    fn splits(&self, first_end: usize, last_end: usize) -> usize {
+        splits_of_row(self.first_key(first_end), last_end, self.window > 0)
+    }
+}
+
+/// Buffers of one call: some rows of one sequence.
+pub(crate) struct Call {
+    pub(crate) args: AttentionArgs,
+    pub(crate) plan: AttentionPlan,
+    pub(crate) out: Buffer<u16>,
+    rows: usize,
+    heads: usize,
+    _kept: (Buffer<u32>, Buffer<u32>, Buffer<f32>, Buffer<f32>),
+}
+
+impl Call {
+    /// `ends[i]` belongs to row `i` of `q`.
+    pub(crate) fn new(
+        device: &Device,
+        case: &Case,
+        pool: &Pool,
+        q: u64,
+        ends: &[u32],
+    ) -> Result<Self, DeviceError> {
+        let rows = ends.len();
+        let (first, last) = (ends[0] as usize, ends[rows - 1] as usize);
+        let splits = case.splits(first, last);
+        let spans = device.upload(&[0, rows as u32, 0, 0])?;
+        let ends = device.upload(ends)?;
+        let vectors = rows * case.heads;
+        let partial = device.zeros::<f32>(vectors * splits * case.head_dim)?;
+        let weight = device.zeros::<f32>(vectors * splits * 2)?;
+        let width = case.heads * case.head_dim;
+        let out = device.upload(&vec![0x7fffu16; rows * width])?;
+        let args = AttentionArgs {
+            q,
+            kv: device.address(&pool.kv),
+            table: device.address(&pool.table),
+            table_first: device.address(&pool.table_first),
+            spans: device.address(&spans),
+            ends: device.address(&ends),
+            partial: device.address(&partial),
+            weight: device.address(&weight),
+            out: device.address(&out),
+            heads: case.heads as u32,
+            kv_heads: case.kv_heads as u32,
+            page: case.page as u32,
+            window: case.window as u32,
+            ldq: width as u32,
+            ldo: width as u32,
+            splits: splits as u32,
+            table_pitch: pool.pages as u32,
+        };
+        let plan = AttentionPlan::plan(case.head_dim, case.heads, case.kv_heads, rows, 1, splits);
+        let _kept = (spans, ends, partial, weight);
+        Ok(Self {
+            args,
+            plan,
+            out,
+            rows,
+            heads: case.heads,
+            _kept,
+        })
+    }
+
+    pub(crate) fn launch(&self, device: &Device, dependent: bool) -> Result<(), DeviceError> {
+        let plan = &self.plan;
+        let grid = Grid {
+            blocks: plan.grid,
+            threads: AttentionPlan::THREADS,
+            shared: plan.shared,
+        };
+        let merge = Grid {
+            blocks: [self.rows as u32, self.heads as u32, 1],
+            threads: plan.head_dim as u32 / 2,
+            shared: 0,
+        };
+        // SAFETY: the buffers are this call's own, sized above; the pool holds every page of the
+        // table.
+        unsafe {
+            device.launch(&plan.kernel(), grid, &self.args, dependent)?;
+            device.launch("attention_merge", merge, &self.args, dependent)
+        }
+    }
+}
+
+/// One sequence's pages, scattered in the pool.
+pub(crate) struct Pool {
+    pub(crate) kv: Buffer<u16>,
+    table: Buffer<u32>,
+    table_first: Buffer<u32>,
+    pages: usize,
+}
+
+/// Keys and values by position: `[position][kv head][element]`.
+struct Stored {
+    keys: Vec<u16>,
+    values: Vec<u16>,
+}
+
+impl Pool {
+    /// Pages that cover `[first, end)`. What is stored elsewhere is NaN.
+    fn new(
+        device: &Device,
+        case: &Case,
+        first: usize,
+        stored: &Stored,
+        rng: &mut Rng,
+    ) -> Result<Self, DeviceError> {
+        let first_page = first / case.page;
+        let pages = case.end.div_ceil(case.page) - first_page;
+        let mut order: Vec<u32> = (0..pages as u32 + 3).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.below(i + 1));
+        }
+        let dim = case.head_dim;
+        let mut kv = vec![0x7fffu16; order.len() * case.kv_heads * 2 * case.page * dim];
+        for position in first..case.end {
+            let page = order[position / case.page - first_page] as usize;
+            for head in 0..case.kv_heads {
+                let from = (position * case.kv_heads + head) * dim;
+                let base = (page * case.kv_heads + head) * 2 * case.page + position % case.page;
+                kv[base * dim..][..dim].copy_from_slice(&stored.keys[from..][..dim]);
+                let base = base + case.page;
+                kv[base * dim..][..dim].copy_from_slice(&stored.values[from..][..dim]);
+            }
+        }
+        Ok(Self {
+            kv: device.upload(&kv)?,
+            table: device.upload(&order[..pages])?,
+            table_first: device.upload(&[first_page as u32])?,
+            pages,
+        })
+    }
+
+    /// Random contents of any size, made on the card.
+    pub(crate) fn filled(
+        device: &Device,
+        case: &Case,
+        fill: impl Fn(u64, u64) -> Result<(), DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        let first_page = case.first_key(case.end) / case.page;
+        let pages = case.end.div_ceil(case.page) - first_page;
+        let len = pages * case.kv_heads * 2 * case.page * case.head_dim;
+        let kv = device.zeros::<u16>(len)?;
+        fill(device.address(&kv), 2 * len as u64)?;
+        let order: Vec<u32> = (0..pages as u32).collect();
+        Ok(Self {
+            kv,
+            table: device.upload(&order)?,
+            table_first: device.upload(&[first_page as u32])?,
+            pages,
+        })
+    }
+}
+
+pub(crate) fn check(device: &Device, report: &mut Report, small: bool) -> Result<(), DeviceError> {
+    let mut rng = Rng(0xa77e);
+    let case = |head_dim, heads, kv_heads, window, page, rows, end| Case {
+        head_dim,
+        heads,
+        kv_heads,
+        window,
+        page,
+        rows,
+        end,
+    };
+    let mut cases = vec![
+        case(64, 4, 4, 0, 32, 1, 1),
+        case(64, 8, 4, 48, 32, 5, 97),
+        case(128, 4, 2, 100, 64, 3, 300),
+        case(256, 8, 2, 128, 32, 4, 200),
+        case(512, 16, 1, 0, 32, 2, 161),
+    ];
+    if !small {
+        cases.extend([
+            case(256, 32, 16, 1024, 32, 5, 1500),
+            case(256, 32, 16, 1024, 32, 1, 1024),
+            case(512, 32, 4, 0, 32, 9, 4500),
+            case(512, 8, 2, 0, 64, 5, 17_500),
+            case(256, 8, 2, 512, 32, 9, 3000),
+            case(256, 8, 1, 512, 32, 2, 513),
+            case(128, 16, 2, 0, 32, 6, 129),
+        ]);
+    }
+    for case in cases {
+        one(device, report, &case, &mut rng)?;
+    }
+    Ok(())
+}
+
+fn one(
+    device: &Device,
+    report: &mut Report,
+    case: &Case,
+    rng: &mut Rng,
+) -> Result<(), DeviceError> {
+    let &Case {
+        head_dim: dim,
+        heads,
+        kv_heads,
+        window,
+        rows,
+        end,
+        ..
+    } = case;
+    let rows = rows.min(end);
+    let ends: Vec<u32> = (0..rows).map(|r| (end - rows + 1 + r) as u32).collect();
+    let first = case.first_key(ends[0] as usize);
+    let len = end * kv_heads * dim;
+    let stored = Stored {
+        keys: rng.normals(len, 1.0),
+        values: rng.normals(len, 1.0),
+    };
+    let pool = Pool::new(device, case, first, &stored, rng)?;
+    // Scores of deviation four: a few keys carry most of the weight.
+    let q = rng.normals(rows * heads * dim, 4.0 / (dim as f64).sqrt());
+    let q_card = device.upload(&q)?;
+    let together = Call::new(device, case, &pool, device.address(&q_card), &ends)?;
+    together.launch(device, false)?;
+    let out = device.download(&together.out)?;
+
+    let mut near = Score::default();
+    for (row, end) in ends.iter().enumerate() {
+        for head in 0..heads {
+            let at = (row * heads + head) * dim;
+            let reference = exact(case, &stored, &q[at..at + dim], head, *end as usize);
+            let size = reference.iter().fold(0f64, |a, x| a.max(x.abs()));
+            for (d, r) in reference.iter().enumerate() {
+                near.add(wide(out[at + d]), *r, 2.0 * ulp(size));
+            }
+        }
+    }
+    let name = format!(
+        "attention d{dim} {heads}/{kv_heads} window {window} rows {rows} end {end} page {}",
+        case.page
+    );
+    report.check(
+        &format!("{name} near fp64"),
+        near.count,
+        near.bad,
+        near.worst,
+    );
+
+    let mut same = Score::default();
+    let width = heads * dim;
+    for row in 0..rows {
+        let q = device.address(&q_card) + (row * width * 2) as u64;
+        let alone = Call::new(device, case, &pool, q, &ends[row..row + 1])?;
+        alone.launch(device, false)?;
+        same.same(
+            &device.download(&alone.out)?,
+            &out[row * width..(row + 1) * width],
+        );
+    }
+    report.check(
+        &format!("{name} same bits alone"),
+        same.count,
+        same.bad,
+        0.0,
+    );
+    Ok(())
+}
+
+fn exact(case: &Case, stored: &Stored, q: &[u16], head: usize, end: usize) -> Vec<f64> {
+    let kv_head = head / (case.heads / case.kv_heads);
+    let dim = case.head_dim;
+    let at = |position: usize| (position * case.kv_heads + kv_head) * dim;
+    let first = case.first_key(end);
+    let scores: Vec<f64> = (first..end)
+        .map(|p| {
+            q.iter()
+                .zip(&stored.keys[at(p)..])
+                .map(|(q, k)| wide(*q) * wide(*k))
+                .sum()
+        })
+        .collect();
+    let most = scores.iter().fold(f64::NEG_INFINITY, |a, s| a.max(*s));
+    let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mut out = vec![0.0; dim];
+    for (p, w) in (first..end).zip(&weights) {
+        for (o, v) in out.iter_mut().zip(&stored.values[at(p)..]) {
+            *o += w * wide(*v) / sum;
+        }
+    }
+    out
+}

@@ -1,0 +1,190 @@
+//! Norms and turns of heads, and where keys and values end up.
+
+use marathon_kernels::{
+    abi::HeadsArgs,
+    device::{Device, DeviceError, Grid},
+};
+
+use crate::{
+    data::{Rng, Score, round, ulp, wide},
+    report::Report,
+};
+
+struct Case {
+    dim: usize,
+    heads: usize,
+    kv_heads: usize,
+    pairs: usize,
+    from_values: bool,
+}
+
+const EPS: f64 = 1e-6;
+const PAGE: usize = 32;
+const ROWS: usize = 5;
+
+pub(crate) fn check(device: &Device, report: &mut Report) -> Result<(), DeviceError> {
+    let mut rng = Rng(0x4ead);
+    for case in [
+        Case {
+            dim: 64,
+            heads: 4,
+            kv_heads: 2,
+            pairs: 32,
+            from_values: false,
+        },
+        Case {
+            dim: 128,
+            heads: 3,
+            kv_heads: 3,
+            pairs: 64,
+            from_values: false,
+        },
+        Case {
+            dim: 256,
+            heads: 32,
+            kv_heads: 16,
+            pairs: 128,
+            from_values: false,
+        },
+        Case {
+            dim: 512,
+            heads: 8,
+            kv_heads: 1,
+            pairs: 64,
+            from_values: true,
+        },
+    ] {
+        one(device, report, &case, &mut rng)?;
+    }
+    Ok(())
+}
+
+fn one(
+    device: &Device,
+    report: &mut Report,
+    case: &Case,
+    rng: &mut Rng,
+) -> Result<(), DeviceError> {
+    let &Case {
+        dim,
+        heads,
+        kv_heads,
+        pairs,
+        from_values,
+    } = case;
+    let parts = if from_values {
+        heads + kv_heads
+    } else {
+        heads + 2 * kv_heads
+    };
+    let ld = parts * dim;
+    let input = rng.normals(ROWS * ld, 0.7);
+    let positions: Vec<u32> = (0..ROWS as u32).map(|r| 61 + r).collect();
+    let turns: Vec<f32> = (0..70 * pairs)
+        .flat_map(|i| {
+            let angle = (i / pairs) as f64 * 10_000f64.powf(-2.0 * (i % pairs) as f64 / dim as f64);
+            [angle.cos() as f32, angle.sin() as f32]
+        })
+        .collect();
+    let (q_norm, k_norm) = (rng.norm_weights(dim), rng.norm_weights(dim));
+    let table = [7u32, 2, 4];
+    let kv = device.upload(&vec![0x7fffu16; 8 * kv_heads * 2 * PAGE * dim])?;
+    let qkv = device.upload(&input)?;
+    let held = (
+        device.upload(&q_norm)?,
+        device.upload(&k_norm)?,
+        device.upload(&turns)?,
+        device.upload(&positions)?,
+        device.upload(&[0u32; ROWS])?,
+        device.upload(&table)?,
+        device.upload(&[1u32])?,
+    );
+    let args = HeadsArgs {
+        qkv: device.address(&qkv),
+        q_norm: device.address(&held.0),
+        k_norm: device.address(&held.1),
+        turns: device.address(&held.2),
+        positions: device.address(&held.3),
+        row_seq: device.address(&held.4),
+        kv: device.address(&kv),
+        table: device.address(&held.5),
+        table_first: device.address(&held.6),
+        heads: heads as u32,
+        kv_heads: kv_heads as u32,
+        ld: ld as u32,
+        pairs: pairs as u32,
+        page: PAGE as u32,
+        table_pitch: table.len() as u32,
+        from_values: u32::from(from_values),
+        eps: EPS as f32,
+    };
+    let units = (heads + kv_heads).div_ceil(4) as u32;
+    let grid = Grid {
+        blocks: [units, ROWS as u32, 1],
+        threads: 128,
+        shared: 0,
+    };
+    // SAFETY: every buffer lives to the end of this function and covers all rows and positions.
+    unsafe { device.launch(&format!("heads_d{dim}"), grid, &args, false)? };
+    let turned = device.download(&qkv)?;
+    let pages = device.download(&kv)?;
+
+    let normed = |x: &[u16], weight: Option<&[f32]>| -> Vec<f64> {
+        let mean = x.iter().map(|x| wide(*x).powi(2)).sum::<f64>() / dim as f64;
+        let scale = 1.0 / (mean + EPS).sqrt();
+        let w = |i: usize| weight.map_or(1.0, |w| f64::from(w[i]));
+        x.iter()
+            .enumerate()
+            .map(|(i, x)| round(wide(*x) * scale * w(i)).0)
+            .collect()
+    };
+    let turn = |x: &mut [f64], position: u32| {
+        for j in 0..pairs {
+            let at = (position as usize * pairs + j) * 2;
+            let (cos, sin) = (f64::from(turns[at]), f64::from(turns[at + 1]));
+            let (a, b) = (x[j], x[j + dim / 2]);
+            (x[j], x[j + dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
+        }
+    };
+    let mut near = Score::default();
+    let mut compare = |got: &[u16], reference: &[f64]| {
+        for (g, r) in got.iter().zip(reference) {
+            // A norm that rounds the other way moves the result by an ulp of its own.
+            near.add(wide(*g), *r, 2.0 * ulp(r.abs().max(0.5)));
+        }
+    };
+    for row in 0..ROWS {
+        let x = &input[row * ld..(row + 1) * ld];
+        for head in 0..heads {
+            let mut q = normed(&x[head * dim..][..dim], Some(&q_norm));
+            turn(&mut q, positions[row]);
+            compare(&turned[row * ld + head * dim..][..dim], &q);
+        }
+        for head in 0..kv_heads {
+            let position = positions[row] as usize;
+            let page = table[position / PAGE - 1] as usize;
+            let at = (page * kv_heads + head) * 2 * PAGE + position % PAGE;
+            let raw = &x[(heads + head) * dim..][..dim];
+            let raw_value = if from_values {
+                raw
+            } else {
+                &x[(heads + kv_heads + head) * dim..][..dim]
+            };
+            let value = normed(raw_value, None);
+            compare(&pages[(at + PAGE) * dim..][..dim], &value);
+            let mut key = match from_values {
+                true => value
+                    .iter()
+                    .zip(&k_norm)
+                    .map(|(v, w)| v * f64::from(*w))
+                    .collect(),
+                false => normed(raw, Some(&k_norm)),
+            };
+            turn(&mut key, positions[row]);
+            compare(&pages[at * dim..][..dim], &key);
+        }
+    }
+    let name = format!("heads d{dim} {heads}/{kv_heads} values only {from_values}");
+    report.check(&name, near.count, near.bad, near.worst);
+    Ok(())
+}

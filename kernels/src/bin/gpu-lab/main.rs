@@ -1,0 +1,93 @@
+//! Runs every kernel on the card: right against fp64, the same bits however many rows, and how
+//! fast against the floor. `tests/gpu/run.sh` builds and calls it.
+
+#![allow(unsafe_code, reason = "kernel launches")]
+#![allow(clippy::print_stdout, reason = "a command-line program")]
+
+mod attention;
+mod data;
+mod heads;
+mod linear;
+mod report;
+mod rows;
+mod time;
+mod weights;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Instant,
+};
+
+use marathon_kernels::device::{Device, DeviceError};
+use report::Report;
+
+/// What is run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Every check.
+    Check,
+    /// Every kernel once on small shapes, for the sanitizer.
+    Small,
+    /// Timings.
+    Time,
+}
+
+fn main() -> ExitCode {
+    let mut part = None;
+    let mut out = PathBuf::from("gpu-lab.json");
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match (arg.as_str(), args.next()) {
+            ("--part", Some(name)) => match name.as_str() {
+                "check" => part = Some(Part::Check),
+                "small" => part = Some(Part::Small),
+                "time" => part = Some(Part::Time),
+                _ => return usage(),
+            },
+            ("--out", Some(path)) => out = path.into(),
+            _ => return usage(),
+        }
+    }
+    let Some(part) = part else { return usage() };
+    match run(part, &out) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            println!("gpu-lab: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn usage() -> ExitCode {
+    println!("usage: gpu-lab --part check|small|time [--out FILE]");
+    ExitCode::from(64)
+}
+
+fn run(part: Part, out: &Path) -> Result<bool, DeviceError> {
+    let begin = Instant::now();
+    let device = Device::open(0)?;
+    println!(
+        "{}, {} multiprocessors, driver for CUDA {}.{}, {} kernels loaded in {:.2} s",
+        device.name,
+        device.sms,
+        device.driver / 1000,
+        device.driver % 1000 / 10,
+        device.kernels().count(),
+        begin.elapsed().as_secs_f64()
+    );
+    let mut report = Report::new(&device);
+    match part {
+        Part::Check | Part::Small => {
+            let small = part == Part::Small;
+            linear::check(&device, &mut report, small)?;
+            attention::check(&device, &mut report, small)?;
+            heads::check(&device, &mut report)?;
+            rows::check(&device, &mut report)?;
+        }
+        Part::Time => time::all(&device, &mut report)?,
+    }
+    report.finish(out, begin.elapsed());
+    Ok(report.good())
+}
