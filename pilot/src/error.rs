@@ -69,6 +69,7 @@ impl Error {
             Self::Usage(_) => exit::USAGE,
             Self::Workspace { .. } => exit::WORKSPACE,
             Self::Journal(error) => journal_code(error),
+            Self::Brain(BrainError::Config(_)) => exit::USAGE,
             Self::Brain(_) => exit::BRAIN,
             Self::Driver(DriverError::Journal(error)) => journal_code(error),
             Self::Driver(DriverError::Brain(_)) => exit::BRAIN,

@@ -205,6 +205,37 @@ fn every_allowed_unwrap_has_a_reason() {
     assert_none(found, "an allowed unwrap without its proof:");
 }
 
+/// Whether a line of a .proto file declares something that a reader asks about.
+fn declares(line: &str) -> bool {
+    let kinds = ["message ", "enum ", "service ", "oneof ", "rpc "];
+    let field = line.split_once(" = ").is_some_and(|(head, number)| {
+        !head.starts_with("syntax") && number.trim_end_matches(';').parse::<u32>().is_ok()
+    });
+    field || kinds.iter().any(|kind| line.starts_with(kind))
+}
+
+#[test]
+fn every_part_of_the_contract_is_documented() {
+    let files = tracked();
+    let mut declared = 0;
+    let mut bare = Vec::new();
+    for file in files.iter().filter(|file| file.path.ends_with(".proto")) {
+        let mut before = "";
+        for (number, line) in file.text.lines().enumerate() {
+            let line = line.trim();
+            if declares(line) {
+                declared += 1;
+                if !before.starts_with("//") {
+                    bare.push(format!("{}:{}: {line}", file.path, number + 1));
+                }
+            }
+            before = line;
+        }
+    }
+    assert!(declared > 100, "only {declared} declarations seen");
+    assert_none(bare, "say what these are, in a comment above each:");
+}
+
 #[test]
 fn crates_share_versions_and_lints_and_have_no_features() {
     let members = ["proto", "kernels", "brain", "pilot", "tests"];
