@@ -26,6 +26,7 @@ const UNITS: &[&str] = &[
     "heads",
     "rows",
     "sample",
+    "yardstick",
 ];
 
 /// Exact targets, no PTX: a missing image is a clear error, never a slow surprise.
@@ -44,6 +45,7 @@ const FLAGS: &[&str] = &[
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-env-changed=MARATHON_NVCC");
     println!("cargo::rerun-if-changed=cuda");
+    println!("cargo::rerun-if-changed=build.rs");
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or_else(|| missing("OUT_DIR"))?);
     let root = PathBuf::from(
         env::var_os("CARGO_MANIFEST_DIR").ok_or_else(|| missing("CARGO_MANIFEST_DIR"))?,
@@ -120,6 +122,9 @@ fn compile_all(nvcc: &Path, sources: &Path, out: &Path) -> io::Result<()> {
 
 fn compile(nvcc: &Path, sources: &Path, unit: &str, out: &Path) -> io::Result<()> {
     let source = sources.join(format!("{unit}.cu"));
+    if up_to_date(nvcc, sources, &source, &image_path(out, unit))? {
+        return Ok(());
+    }
     let mut command = Command::new(nvcc);
     command.args(FLAGS).arg("-I").arg(sources.join("include"));
     for target in TARGETS {
@@ -141,6 +146,32 @@ fn compile(nvcc: &Path, sources: &Path, unit: &str, out: &Path) -> io::Result<()
         source.display(),
         String::from_utf8_lossy(&run.stderr)
     )))
+}
+
+/// Whether an image is newer than everything it is made from: five targets of all units take
+/// minutes, and a change is mostly in one.
+fn up_to_date(nvcc: &Path, sources: &Path, source: &Path, image: &Path) -> io::Result<bool> {
+    let Ok(made) = fs::metadata(image) else {
+        return Ok(false);
+    };
+    if made.len() == 0 {
+        return Ok(false);
+    }
+    let mut inputs = vec![
+        nvcc.to_owned(),
+        source.to_owned(),
+        PathBuf::from("build.rs"),
+    ];
+    for header in fs::read_dir(sources.join("include"))? {
+        inputs.push(header?.path());
+    }
+    let made = made.modified()?;
+    for input in inputs {
+        if fs::metadata(&input)?.modified()? >= made {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 fn write_table(out: &Path) -> io::Result<()> {

@@ -31,3 +31,22 @@ pub fn present() -> bool {
 pub fn image(unit: &str) -> Option<&'static Image> {
     IMAGES.iter().find(|image| image.unit == unit)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    #[test]
+    fn every_source_is_a_unit() {
+        let sources: BTreeSet<String> =
+            fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda"))
+                .unwrap()
+                .filter_map(|entry| {
+                    let name = entry.unwrap().file_name().into_string().unwrap();
+                    Some(name.strip_suffix(".cu")?.to_owned())
+                })
+                .collect();
+        let units: BTreeSet<String> = super::IMAGES.iter().map(|i| i.unit.to_owned()).collect();
+        assert_eq!(sources, units);
+    }
+}

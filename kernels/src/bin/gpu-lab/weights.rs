@@ -76,7 +76,11 @@ impl Matrix {
                         WeightForm::Fp8 => e4m3(self.codes[at]),
                         WeightForm::Nvfp4 => {
                             let byte = self.codes[at / 2];
-                            let code = if at.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
+                            let code = if at.is_multiple_of(2) {
+                                byte & 15
+                            } else {
+                                byte >> 4
+                            };
                             e2m1(code) * e4m3(self.block_scales[at / 16])
                         }
                     }
