@@ -80,6 +80,7 @@ async fn run(args: &GenerateArgs, serving: &Serving) -> Result<(), Error> {
             }
             LogEvent::Finished(outcome) => {
                 print(&text.finish().turn)?;
+                print(&[TurnEvent::Content("\n".to_owned())])?;
                 return report(&outcome, started);
             }
         }
@@ -128,7 +129,7 @@ fn report(outcome: &Outcome, started: Instant) -> Result<(), Error> {
     let decode = outcome.timings.decode.as_secs_f64().max(1e-9);
     let rounds = usage.rounds.max(1) as f64;
     let line = format!(
-        "\n\n{} prompt tokens in {:.2} s; {} tokens, {:.0} a second, {:.2} a round; {:.2} s in all",
+        "\n{} prompt tokens in {:.2} s; {} tokens, {:.0} a second, {:.2} a round; {:.2} s in all",
         usage.prompt,
         outcome.timings.ttft.as_secs_f64(),
         usage.generated,
