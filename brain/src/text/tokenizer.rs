@@ -330,3 +330,129 @@ fn check_decoder(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::text::testing::{self, tokenizer};
+
+    /// Loads the demo's tokenizer after a change to its file.
+    fn changed(change: impl FnOnce(&mut Value)) -> Result<Tokenizer, TokenizerError> {
+        let mut file: Value = serde_json::from_slice(testing::TOKENIZER).unwrap();
+        change(&mut file);
+        Tokenizer::from_bytes(file.to_string().as_bytes(), "a tokenizer")
+    }
+
+    fn refused(change: impl FnOnce(&mut Value)) -> String {
+        changed(change).map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn tokens_have_gemmas_ids() {
+        let tokenizer = tokenizer();
+        let m = tokenizer.markers();
+        assert_eq!((m.eos, m.bos, m.call_open, m.response_open), (1, 2, 48, 50));
+        assert_eq!(
+            (m.quote, m.channel_open, m.turn_open, m.turn_close),
+            (52, 100, 105, 106)
+        );
+        assert_eq!(tokenizer.encode("\n").unwrap(), [107]);
+        assert_eq!(tokenizer.token(107), TokenText::Bytes(b"\n"));
+        assert_eq!(tokenizer.token(106), TokenText::Special("<turn|>"));
+        assert_eq!(tokenizer.token(1024), TokenText::Unknown);
+    }
+
+    #[test]
+    fn unusable_files_say_why() {
+        let garbage = Tokenizer::from_bytes(b"{}", "the file x")
+            .map(|_| ())
+            .unwrap_err();
+        assert!(
+            garbage
+                .to_string()
+                .starts_with("the file x is not a usable Gemma tokenizer: ")
+        );
+        let missing = Tokenizer::from_file(Path::new("/nowhere/tokenizer.json")).map(|_| ());
+        assert!(
+            missing
+                .unwrap_err()
+                .to_string()
+                .starts_with("cannot read the tokenizer /nowhere")
+        );
+        let without_quote = refused(|file| {
+            let tokens = file["added_tokens"].as_array_mut().unwrap();
+            tokens.retain(|token| token["content"] != "<|\"|>");
+            let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+            vocab.shift_remove("<|\"|>");
+        });
+        assert!(
+            without_quote.ends_with("it has no token <|\"|>"),
+            "{without_quote}"
+        );
+        let other_decoder = refused(|file| {
+            file["decoder"] = json!({"type": "ByteLevel", "add_prefix_space": true,
+                                     "trim_offsets": true, "use_regex": true});
+        });
+        assert!(
+            other_decoder.contains("its decoder has the step"),
+            "{other_decoder}"
+        );
+    }
+
+    #[test]
+    fn a_marker_is_special_whatever_the_file_says() {
+        let tokenizer = changed(|file| {
+            for token in file["added_tokens"].as_array_mut().unwrap() {
+                token["special"] = json!(false);
+            }
+        })
+        .unwrap();
+        assert!(!tokenizer.encode("a<turn|>").unwrap().contains(&106));
+        assert_eq!(tokenizer.encode_with_specials("<turn|>").unwrap(), [106]);
+    }
+
+    #[test]
+    fn the_models_vocabulary_must_be_the_tokenizers() {
+        let tokenizer = tokenizer();
+        assert!(tokenizer.check_vocabulary(1024).is_ok());
+        for model in [96, 1023, 1025, 262_144] {
+            assert!(tokenizer.check_vocabulary(model).is_err(), "{model}");
+        }
+    }
+
+    #[test]
+    fn special_tokens_are_found_as_the_library_finds_them() {
+        let tokenizer = tokenizer();
+        let library = tokenizers::Tokenizer::from_bytes(testing::TOKENIZER).unwrap();
+        for text in [
+            "",
+            "<bos><|turn>user\nHi there<turn|>\n",
+            "<<|turn><turn|>><|tool_call>call:f{a:<|\"|>é😊<|\"|>}<tool_call|>",
+            "<|tool<|tool>|>  <pad><unk>x",
+        ] {
+            let expected = library.encode(text, false).unwrap();
+            assert_eq!(
+                tokenizer.encode_with_specials(text).unwrap(),
+                expected.get_ids(),
+                "{text}"
+            );
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_survives_and_makes_no_special_token(
+            text in "(\\PC|[a-z \n]|<turn[|]>|<[|]turn>|<[|]\"[|]>|<0x41>){0,30}"
+        ) {
+            let tokenizer = tokenizer();
+            let ids = tokenizer.encode(&text).unwrap();
+            let special = ids.iter().find(|id| matches!(tokenizer.token(**id), TokenText::Special(_)));
+            prop_assert_eq!(special, None);
+            // The space and its stand-in are one character to this family of tokenizers.
+            prop_assert_eq!(tokenizer.decode(&ids, false), text.replace('▁', " "));
+        }
+    }
+}
