@@ -13,7 +13,7 @@ use std::{
 
 use brain::{
     backend::{
-        Executor, Limits,
+        Executor,
         cpu::{CpuExecutor, CpuOptions},
     },
     sched::types::{
