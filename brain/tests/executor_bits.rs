@@ -68,8 +68,11 @@ fn requests() -> Vec<SamplingParams> {
     ]
 }
 
+/// A token, the bits of its log-probability, and those of the likeliest tokens.
+type Bits = (TokenId, u32, Vec<(TokenId, u32)>);
+
 /// Ids and the bits of every log-probability.
-fn bits(emitted: &[Emitted]) -> Vec<(TokenId, u32, Vec<(TokenId, u32)>)> {
+fn bits(emitted: &[Emitted]) -> Vec<Bits> {
     let one = |e: &Emitted| {
         let l = e.logprobs.as_ref().unwrap();
         let top = l.top.iter().map(|(id, p)| (*id, p.to_bits())).collect();
@@ -266,7 +269,8 @@ fn bad_steps_are_refused() {
     let mut s = Sequence::new(&executor, 0, params(0.0)).with_prompt(&prompt(0));
     let (good, _) = s.round(0, 10);
     let limits = executor.limits().clone();
-    let cases: Vec<(&str, Box<dyn Fn(&mut Step)>)> = vec![
+    type Damage = Box<dyn Fn(&mut Step)>;
+    let cases: Vec<(&str, Damage)> = vec![
         (
             "outside the vocabulary",
             Box::new(|s| s.seqs[0].tokens[3] = 96),
