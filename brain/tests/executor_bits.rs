@@ -93,8 +93,10 @@ fn drafted(executor: &mut CpuExecutor, params: &SamplingParams, depth: usize) ->
 
 #[test]
 fn threads_and_instructions_change_nothing() {
-    let mut levels = vec![Level::Portable, Level::Avx2, Level::Avx512];
-    levels.retain(|l| l.is_available());
+    let levels: Vec<Level> = Level::all()
+        .into_iter()
+        .filter(|l| l.is_available())
+        .collect();
     println!("levels: {levels:?}");
     for name in VARIANTS {
         let folder = bf16_copy(name);

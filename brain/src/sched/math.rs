@@ -198,6 +198,11 @@ mod tests {
         for i in 0..2_000_000u32 {
             let x = f32::from_bits(i.wrapping_mul(2_147_483_629));
             let expected = half::bf16::from_f32(x).to_f32();
+            let expected = if expected.is_subnormal() {
+                0.0f32.copysign(x)
+            } else {
+                expected
+            };
             assert!(
                 round_bf16(x).to_bits() == expected.to_bits()
                     || (x.is_nan() && round_bf16(x).is_nan()),

@@ -1,18 +1,19 @@
 //! Attention over the pages, for queries of any rows.
 //!
 //! A query's arithmetic: each score is one chain over the head's elements; the maximum is exact;
-//! weights are summed in sixteen lanes by absolute position; each output element is one chain over
-//! the visible keys in order. None of it knows how many queries are computed together, how the
-//! prompt was cut, or which thread works. Slots outside a query's own range never enter a chain,
-//! so that what another sequence left in a page cannot be seen.
+//! weights are summed in sixteen lanes by absolute position, and rounded to bf16 where activations
+//! are; each output element is one chain over the visible keys in order. None of it knows how many
+//! queries are computed together, how the prompt was cut, or which thread works. Slots outside a
+//! query's own range never enter a chain, so that what another sequence left in a page cannot be
+//! seen.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
 use super::{
-    kv::{BLOCK, CacheLayer, Pages, value_width},
+    kv::{BLOCK, CacheLayer, Pages, Stored, value_width},
     memory::Buf,
+    mix::Mix,
     pool::{Pool, Shards},
-    product::{Form, pair_place},
     simd::{Kernel, Lanes, Level, dispatch},
 };
 use crate::{
@@ -22,22 +23,36 @@ use crate::{
 };
 
 /// Queries computed together.
-const GROUP: usize = 4;
-/// Scores below which threads are not worth waking.
-const SMALL: usize = 24 * 1024;
+pub(super) const GROUP: usize = 4;
+/// Pages whose scores are computed together.
+const TILES: usize = 4;
+/// Multiply-adds below which threads are not worth waking.
+const SMALL: usize = 32 * 1024;
 
-/// One thread's room for scores and for keys formed from values.
+/// One thread's room.
 #[derive(Default)]
 pub(super) struct Scratch {
+    /// Scores, then weights: `[GROUP, positions]`.
     scores: Vec<f32>,
-    keys: Vec<f32>,
+    /// Weights as pairs.
+    pairs: Vec<u32>,
+    /// Queries as pairs: `[GROUP, head_dim / 2]`.
+    queries: Vec<u32>,
+    /// Keys formed from values: `[TILES, head_dim, BLOCK]`.
+    pub(super) keys_bf16: Vec<u16>,
+    /// Likewise.
+    pub(super) keys_f32: Vec<f32>,
 }
 
 impl Scratch {
     pub(super) fn new(positions: usize, head_dim: usize) -> Self {
+        let positions = positions.next_multiple_of(BLOCK);
         Self {
-            scores: vec![0.0; GROUP * positions.next_multiple_of(BLOCK)],
-            keys: vec![0.0; head_dim * BLOCK],
+            scores: vec![0.0; GROUP * positions],
+            pairs: vec![0; GROUP * positions / 2],
+            queries: vec![0; GROUP * head_dim.div_ceil(2)],
+            keys_bf16: vec![0; TILES * head_dim * BLOCK],
+            keys_f32: vec![0.0; TILES * head_dim * BLOCK],
         }
     }
 }
@@ -52,7 +67,7 @@ pub(super) struct Job<'a> {
     pub(super) cache: &'a CacheLayer,
     pub(super) q: &'a Buf,
     pub(super) level: Level,
-    /// Round outputs (and keys formed from values) to bf16.
+    /// Activations are bf16.
     pub(super) round: bool,
 }
 
@@ -63,12 +78,7 @@ pub(super) fn attend(pool: &Pool, job: &Job<'_>, scratch: &mut [Scratch], out: &
     assert!(width <= job.q.width() && width <= out.width());
     assert!(pool.threads() <= scratch.len());
     let per_row = job.heads / shape.kv_heads;
-    let vectors: usize = job
-        .rows
-        .spans
-        .iter()
-        .map(|s| s.count * per_row * shape.kv_heads)
-        .sum();
+    let vectors: usize = job.rows.spans.iter().map(|s| s.count * job.heads).sum();
     let keys = |s: &Span| job.rows.rows[s.start + s.count - 1].end;
     let longest = job.rows.spans.iter().map(keys).max().unwrap_or(0);
     let seen = if shape.kind == Kind::Sliding {
@@ -76,24 +86,29 @@ pub(super) fn attend(pool: &Pool, job: &Job<'_>, scratch: &mut [Scratch], out: &
     } else {
         longest
     };
-    let small = vectors * seen * shape.head_dim <= SMALL;
+    let small = 2 * vectors * seen * shape.head_dim <= SMALL;
     // Fewer queries at a time when there would be too little to share.
-    let group = match vectors / (2 * pool.threads()) {
-        _ if small => GROUP,
-        0 | 1 => 1,
-        2 | 3 => 2,
-        _ => GROUP,
+    let pieces = |s: &Span, group: usize| (s.count * per_row).div_ceil(group) * shape.kv_heads;
+    let total = |group: usize| {
+        job.rows
+            .spans
+            .iter()
+            .map(|s| pieces(s, group))
+            .sum::<usize>()
     };
-    let pieces = |s: &Span| (s.count * per_row).div_ceil(group) * shape.kv_heads;
-    let total: usize = job.rows.spans.iter().map(pieces).sum();
+    let wanted = if small { 1 } else { pool.threads() };
+    let group = [GROUP, 2]
+        .into_iter()
+        .find(|g| total(*g) >= wanted)
+        .unwrap_or(1);
     let stride = out.stride();
     let shards = Shards::new(out.data_mut());
     let rooms = Shards::new(scratch);
     let work = |chunk: usize, thread: usize| {
         let mut left = chunk;
         for span in &job.rows.spans {
-            if left >= pieces(span) {
-                left -= pieces(span);
+            if left >= pieces(span, group) {
+                left -= pieces(span, group);
                 continue;
             }
             // SAFETY: a thread runs one chunk at a time, and has this place to itself.
@@ -116,9 +131,9 @@ pub(super) fn attend(pool: &Pool, job: &Job<'_>, scratch: &mut [Scratch], out: &
         }
     };
     if small {
-        (0..total).for_each(|i| work(i, 0));
+        (0..total(group)).for_each(|i| work(i, 0));
     } else {
-        pool.run(total, &work);
+        pool.run(total(group), &work);
     }
 }
 
@@ -136,11 +151,11 @@ struct Piece<'a> {
 
 /// A query: where it is, and which keys it sees.
 #[derive(Clone, Copy)]
-struct Query {
-    row: usize,
-    column: usize,
-    start: usize,
-    end: usize,
+pub(super) struct Query {
+    pub(super) row: usize,
+    pub(super) column: usize,
+    pub(super) start: usize,
+    pub(super) end: usize,
 }
 
 impl Kernel for Piece<'_> {
@@ -176,7 +191,7 @@ impl Piece<'_> {
     }
 
     #[inline(always)]
-    fn run_form<V: Lanes, F: Form + Element>(self, data: &[F]) {
+    fn run_form<V: Lanes, F: Stored>(self, data: &[F]) {
         let mut queries = [self.query(0); GROUP];
         for (i, q) in queries.iter_mut().enumerate().take(self.count) {
             *q = self.query(i);
@@ -201,191 +216,171 @@ impl Piece<'_> {
             .unwrap_or(0)
             .div_ceil(BLOCK);
         let length = (last - first) * BLOCK;
-        let Scratch { scores, keys } = room;
-        let scores = &mut scores[..count * length];
         let kind = job.cache.shape.kind;
-        for number in first..last {
-            let block = job.arena.block(kind, span.seq, number);
-            let (k, v) = job.cache.tiles(block, head);
-            let at = (number - first) * BLOCK;
-            if let Some(maker) = &job.cache.key_maker {
-                let tile = &data[v..v + BLOCK * value_width(dim)];
-                form_keys(tile, dim, number * BLOCK, maker, job.round, keys);
-                score::<V, f32>(job.q, queries, keys, dim, &mut scores[at..], length);
-            } else {
-                let tile = &data[k..k + dim * BLOCK];
-                score::<V, F>(job.q, queries, tile, dim, &mut scores[at..], length);
-            }
-        }
-        let mut inverse = [0.0; GROUP];
-        for (i, q) in queries.iter().enumerate() {
-            let scores = &mut scores[i * length..(i + 1) * length];
-            let range = q.start - first * BLOCK..q.end - first * BLOCK;
-            inverse[i] = 1.0 / soften(scores, range);
-        }
-        let tile = |number: usize| {
-            let block = job.arena.block(kind, span.seq, number);
-            data[job.cache.tiles(block, head).1..].as_ptr()
+        let tiles = |number| {
+            job.cache
+                .tiles(job.arena.block(kind, span.seq, number), head)
         };
+
+        let mut inputs: [&[F::Input]; GROUP] = [&[]; GROUP];
+        let rooms = room.queries.chunks_exact_mut(dim.div_ceil(2));
+        for ((input, words), q) in inputs.iter_mut().zip(rooms).zip(queries) {
+            *input = F::inputs(&job.q.row(q.row)[q.column..q.column + dim], words);
+        }
+        let scores = &mut room.scores[..count * length];
+        for number in (first..last).step_by(TILES) {
+            let together = TILES.min(last - number);
+            let mut pages = [std::ptr::null(); TILES];
+            let formed = F::keys(&mut room.keys_bf16, &mut room.keys_f32);
+            for (i, page) in pages.iter_mut().enumerate().take(together) {
+                let (k, v) = tiles(number + i);
+                *page = match &job.cache.key_maker {
+                    None => data[k..k + dim * BLOCK].as_ptr(),
+                    Some(maker) => {
+                        let key = &mut formed[i * dim * BLOCK..(i + 1) * dim * BLOCK];
+                        let values = &data[v..v + BLOCK * value_width(dim)];
+                        form_keys(values, dim, (number + i) * BLOCK, maker, job.round, key);
+                        key.as_ptr()
+                    }
+                };
+            }
+            let scores = &mut scores[(number - first) * BLOCK..];
+            score::<V, F>(&inputs[..count], &pages[..together], dim, scores, length);
+        }
+
+        let mut inverse = [0.0; GROUP];
+        let mut weights: [&[F::Input]; GROUP] = [&[]; GROUP];
+        let parts = scores.chunks_exact_mut(length);
+        let rooms = room.pairs.chunks_exact_mut(length / 2);
+        for (i, (scores, words)) in parts.zip(rooms).enumerate() {
+            let q = &queries[i];
+            let range = q.start - first * BLOCK..q.end - first * BLOCK;
+            inverse[i] = 1.0 / soften(scores, range, job.round);
+            weights[i] = F::inputs(scores, words);
+        }
+        let page = |number: usize| data[tiles(number).1..].as_ptr();
         let mix = Mix {
             queries,
-            scores,
-            length,
-            first,
+            weights,
+            first: first * BLOCK,
             dim,
             inverse,
             out,
             stride,
             round: job.round,
         };
-        let mut d = 0;
-        while d < value_width(dim) {
-            let vectors = (value_width(dim) - d) / 16;
-            // SAFETY: every page holds whole value tiles, and the outputs of these queries are
-            // written by this piece alone.
-            d += 16 * unsafe { mix.columns::<V, F>(&tile, d, vectors) };
-        }
+        mix.run::<V>(&page);
     }
 }
 
-/// Stored elements that can be read one by one and sixteen at a time.
-pub(super) trait Element: Copy {
-    /// As fp32.
-    fn wide(self) -> f32;
-    /// # Safety
-    /// 16 elements lie behind `p`.
-    unsafe fn load<V: Lanes>(p: *const Self) -> V;
-    /// Where slot `j` of a key tile lies among its 32.
-    fn place(j: usize) -> usize;
-}
-
-impl Element for u16 {
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        f32::from_bits(u32::from(self) << 16)
-    }
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const Self) -> V {
-        // SAFETY: the caller's word.
-        unsafe { V::load_bf16(p) }
-    }
-    #[inline(always)]
-    fn place(j: usize) -> usize {
-        pair_place(j)
-    }
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    fn wide(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const Self) -> V {
-        // SAFETY: the caller's word.
-        unsafe { V::load(p) }
-    }
-    #[inline(always)]
-    fn place(j: usize) -> usize {
-        j
-    }
-}
-
-/// Keys of a page from its values: `turn(weight * value)`, as an fp32 key tile.
+/// Keys of a page from its values: `turn(weight * value)`, as a key tile.
 #[inline(always)]
-fn form_keys<F: Element>(
-    tile: &[F],
+fn form_keys<F: Stored>(
+    values: &[F],
     dim: usize,
     position: usize,
     maker: &super::kv::KeyMaker,
     round: bool,
-    keys: &mut [f32],
+    keys: &mut [F],
 ) {
-    let mut key = [0.0; 1024];
+    let mut key = [0.0; crate::model::config::MAX_HEAD];
     let key = &mut key[..dim];
     for slot in 0..BLOCK {
-        let values = &tile[slot * value_width(dim)..];
-        for ((k, v), w) in key.iter_mut().zip(values).zip(&maker.weight) {
-            *k = v.wide() * w;
+        for (d, (k, w)) in key.iter_mut().zip(&maker.weight).enumerate() {
+            *k = values[F::value_place(slot, d, value_width(dim))].wide() * w;
         }
         maker.rope.turn(position + slot, key);
         for (d, k) in key.iter().enumerate() {
-            keys[d * BLOCK + <f32 as Element>::place(slot)] =
-                if round { round_bf16(*k) } else { *k };
+            keys[F::key_place(d, slot)] = F::narrow(if round { round_bf16(*k) } else { *k });
         }
     }
 }
 
-/// Scores of one page: `scores[i * length + slot]`.
+/// Scores of some pages that follow each other: `scores[i * length + slot]`.
 #[inline(always)]
-fn score<V: Lanes, F: Form>(
-    q: &Buf,
-    queries: &[Query],
-    tile: &[F],
+fn score<V: Lanes, F: Stored>(
+    queries: &[&[F::Input]],
+    pages: &[*const F],
     dim: usize,
     scores: &mut [f32],
     length: usize,
 ) {
-    assert!(tile.len() >= dim * BLOCK && scores.len() >= (queries.len() - 1) * length + BLOCK);
-    let at = |i: usize| {
-        let query = queries[i];
-        q.row(query.row)[query.column..query.column + dim].as_ptr()
-    };
-    // SAFETY: the tile holds 32 elements for each of `dim`, the queries `dim` elements, the
-    // scores 32 at each multiple of `length`.
-    unsafe {
-        if queries.len() == GROUP {
-            let q = [at(0), at(1), at(2), at(3)];
-            if V::MAX_ROWS >= GROUP {
-                chains::<V, F, 4>(q, tile.as_ptr(), dim, scores.as_mut_ptr(), length);
-            } else {
-                let (low, high) = ([q[0], q[1]], [q[2], q[3]]);
-                chains::<V, F, 2>(low, tile.as_ptr(), dim, scores.as_mut_ptr(), length);
-                let rest = scores.as_mut_ptr().add(2 * length);
-                chains::<V, F, 2>(high, tile.as_ptr(), dim, rest, length);
-            }
-            return;
+    let steps = dim / F::STEP;
+    assert!(queries.iter().all(|q| q.len() >= steps));
+    assert!(scores.len() >= (queries.len() - 1) * length + pages.len() * BLOCK);
+    let mut i = 0;
+    while i < queries.len() {
+        let together = match queries.len() - i {
+            4.. if V::WIDE => 4,
+            2.. => 2,
+            _ => 1,
+        };
+        let mut page = 0;
+        while page < pages.len() {
+            let to = scores[i * length + page * BLOCK..].as_mut_ptr();
+            let q = &queries[i..i + together];
+            let p = &pages[page..];
+            // SAFETY: each page holds 32 elements for each of `dim`, the queries all steps, the
+            // scores whole pages at each multiple of `length`.
+            page += unsafe {
+                match (together, p.len()) {
+                    (4, _) => chains::<V, F, 4, 1>(q, p, steps, to, length),
+                    (2, 2..) if V::WIDE => chains::<V, F, 2, 2>(q, p, steps, to, length),
+                    (2, _) => chains::<V, F, 2, 1>(q, p, steps, to, length),
+                    (_, 4..) if V::WIDE => chains::<V, F, 1, 4>(q, p, steps, to, length),
+                    (_, 2..) if V::WIDE => chains::<V, F, 1, 2>(q, p, steps, to, length),
+                    _ => chains::<V, F, 1, 1>(q, p, steps, to, length),
+                }
+            };
         }
-        for i in 0..queries.len() {
-            let to = scores.as_mut_ptr().add(i * length);
-            chains::<V, F, 1>([at(i)], tile.as_ptr(), dim, to, length);
-        }
+        i += together;
     }
 }
 
+/// `N` queries against `T` pages; returns `T`.
+///
 /// # Safety
 /// As [`score`] says.
 #[inline(always)]
-unsafe fn chains<V: Lanes, F: Form, const N: usize>(
-    q: [*const f32; N],
-    tile: *const F,
-    dim: usize,
+unsafe fn chains<V: Lanes, F: Stored, const N: usize, const T: usize>(
+    queries: &[&[F::Input]],
+    pages: &[*const F],
+    steps: usize,
     scores: *mut f32,
     length: usize,
-) {
-    let mut acc = [(V::splat(0.0), V::splat(0.0)); N];
-    for d in 0..dim {
+) -> usize {
+    let queries: [*const F::Input; N] = std::array::from_fn(|i| queries[i].as_ptr());
+    let pages: [*const F; T] = std::array::from_fn(|i| pages[i]);
+    let mut acc = [[(V::splat(0.0), V::splat(0.0)); T]; N];
+    for k in 0..steps {
         // SAFETY: the caller's word.
-        let (low, high) = unsafe { F::load::<V>(tile.add(d * BLOCK)) };
-        for (a, q) in acc.iter_mut().zip(&q) {
+        let keys: [_; T] =
+            std::array::from_fn(|t| unsafe { F::weights::<V>(pages[t].add(k * BLOCK * F::STEP)) });
+        for (acc, q) in acc.iter_mut().zip(&queries) {
             // SAFETY: the caller's word.
-            let value = V::splat(unsafe { *q.add(d) });
-            a.0 = a.0.fma(value, low);
-            a.1 = a.1.fma(value, high);
+            let x = unsafe { F::spread::<V>(q.add(k)) };
+            for (a, key) in acc.iter_mut().zip(&keys) {
+                a.0 = F::step(a.0, x, key.0);
+                a.1 = F::step(a.1, x, key.1);
+            }
         }
     }
-    for (i, a) in acc.iter().enumerate() {
-        // SAFETY: the caller's word.
-        unsafe {
-            a.0.store(scores.add(i * length));
-            a.1.store(scores.add(i * length + 16));
+    for (n, acc) in acc.iter().enumerate() {
+        for (t, a) in acc.iter().enumerate() {
+            // SAFETY: the caller's word.
+            unsafe {
+                a.0.store(scores.add(n * length + t * BLOCK));
+                a.1.store(scores.add(n * length + t * BLOCK + 16));
+            }
         }
     }
+    T
 }
 
-/// Scores to unscaled weights; slots outside `range` get weight zero. Returns the weights' sum.
+/// Scores to weights that are not scaled yet; slots outside `range` get weight zero. Returns the
+/// weights' sum, taken before they are rounded.
 #[inline(always)]
-fn soften(scores: &mut [f32], range: std::ops::Range<usize>) -> f32 {
+fn soften(scores: &mut [f32], range: std::ops::Range<usize>, round: bool) -> f32 {
     scores[..range.start].fill(f32::NEG_INFINITY);
     scores[range.end..].fill(f32::NEG_INFINITY);
     let mut most = [f32::NEG_INFINITY; 16];
@@ -400,8 +395,9 @@ fn soften(scores: &mut [f32], range: std::ops::Range<usize>) -> f32 {
     let mut sums = [0.0f32; 16];
     for chunk in scores.chunks_exact_mut(16) {
         for (sum, s) in sums.iter_mut().zip(chunk) {
-            *s = exp(*s - most);
-            *sum += *s;
+            let weight = exp(*s - most);
+            *sum += weight;
+            *s = if round { round_bf16(weight) } else { weight };
         }
     }
     for width in [8, 4, 2, 1] {
@@ -410,119 +406,4 @@ fn soften(scores: &mut [f32], range: std::ops::Range<usize>) -> f32 {
         }
     }
     sums[0]
-}
-
-/// Sums of values by weight.
-struct Mix<'a> {
-    queries: &'a [Query],
-    scores: &'a [f32],
-    length: usize,
-    first: usize,
-    dim: usize,
-    inverse: [f32; GROUP],
-    out: &'a Shards<f32>,
-    stride: usize,
-    round: bool,
-}
-
-impl Mix<'_> {
-    /// Some vectors of columns from `d` on; returns how many.
-    ///
-    /// # Safety
-    /// Tiles hold 32 rows of whole vectors; nobody else writes these queries' outputs.
-    #[inline(always)]
-    unsafe fn columns<V: Lanes, F: Element>(
-        &self,
-        tile: &impl Fn(usize) -> *const F,
-        d: usize,
-        vectors: usize,
-    ) -> usize {
-        macro_rules! mix {
-            ($n:literal, $c:literal) => {{
-                let mut i = 0;
-                while i + $n <= self.queries.len() {
-                    // SAFETY: the caller's word.
-                    unsafe { self.some::<V, F, $n, $c>(tile, d, i) };
-                    i += $n;
-                }
-                while i < self.queries.len() {
-                    // SAFETY: the caller's word.
-                    unsafe { self.some::<V, F, 1, $c>(tile, d, i) };
-                    i += 1;
-                }
-                $c
-            }};
-        }
-        if V::MAX_ROWS >= 12 {
-            match (self.queries.len(), vectors) {
-                (4, 4..) => mix!(4, 4),
-                (_, 8..) => mix!(2, 8),
-                (_, 4..) => mix!(2, 4),
-                _ => mix!(4, 1),
-            }
-        } else {
-            match vectors {
-                2.. => mix!(2, 2),
-                _ => mix!(2, 1),
-            }
-        }
-    }
-
-    /// `N` queries from number `i` on, `C` vectors of columns from `d` on.
-    #[inline(always)]
-    unsafe fn some<V: Lanes, F: Element, const N: usize, const C: usize>(
-        &self,
-        tile: &impl Fn(usize) -> *const F,
-        d: usize,
-        i: usize,
-    ) {
-        let width = value_width(self.dim);
-        let queries = &self.queries[i..i + N];
-        let start = queries.iter().map(|q| q.start).min().unwrap_or(0);
-        let end = queries.iter().map(|q| q.end).max().unwrap_or(0);
-        let shared_start = queries.iter().map(|q| q.start).max().unwrap_or(0);
-        let shared_end = queries.iter().map(|q| q.end).min().unwrap_or(0);
-        let mut acc = [[V::splat(0.0); C]; N];
-        let base = self.first * BLOCK;
-        let mut position = start;
-        while position < end {
-            let number = position / BLOCK;
-            let page = tile(number);
-            let stop = end.min((number + 1) * BLOCK);
-            while position < stop {
-                let mut values = [V::splat(0.0); C];
-                for (c, value) in values.iter_mut().enumerate() {
-                    // SAFETY: the slot is in the page, the vector in the row.
-                    *value = unsafe { F::load(page.add(position % BLOCK * width + d + 16 * c)) };
-                }
-                let shared = position >= shared_start && position < shared_end;
-                for (n, (acc, q)) in acc.iter_mut().zip(queries).enumerate() {
-                    if shared || (position >= q.start && position < q.end) {
-                        let weight = self.scores[(i + n) * self.length + position - base];
-                        let weight = V::splat(weight);
-                        for (a, value) in acc.iter_mut().zip(&values) {
-                            *a = a.fma(weight, *value);
-                        }
-                    }
-                }
-                position += 1;
-            }
-        }
-        for (n, (acc, q)) in acc.iter().zip(queries).enumerate() {
-            let scale = V::splat(self.inverse[i + n]);
-            for (c, a) in acc.iter().enumerate() {
-                let numbers = a.mul(scale).to_array();
-                let column = d + 16 * c;
-                let count = 16.min(self.dim - column.min(self.dim));
-                // SAFETY: the caller's word.
-                let to = unsafe {
-                    self.out
-                        .slice(q.row * self.stride + q.column + column, count)
-                };
-                for (to, x) in to.iter_mut().zip(numbers) {
-                    *to = if self.round { round_bf16(x) } else { x };
-                }
-            }
-        }
-    }
 }

@@ -1,6 +1,9 @@
 //! The drafter's head by clusters: only the tokens of the likeliest clusters get logits.
 
-use super::product::{Matrix, Mode, PANEL, row_product};
+use super::{
+    panel::{Matrix, PANEL},
+    product::{Mode, row_product},
+};
 use crate::model::weights::Weight;
 
 /// Rows of a head, cluster by cluster, each cluster in panels of its own.
@@ -14,6 +17,7 @@ pub(super) struct Clusters {
     ids: Vec<u32>,
     order: Vec<(f32, usize)>,
     room: Vec<f32>,
+    words: Vec<u32>,
 }
 
 impl Clusters {
@@ -23,6 +27,7 @@ impl Clusters {
         count: usize,
         top_k: usize,
         rows: usize,
+        bf16: bool,
     ) -> Self {
         let size = ordering.len() / count;
         let panels = size.div_ceil(PANEL);
@@ -36,11 +41,12 @@ impl Clusters {
             size,
             top_k,
             panels,
-            head: Matrix::pack_rows(&packed),
+            head: Matrix::pack_rows(&packed, bf16),
             ordering: ordering.to_vec(),
             ids: vec![0; rows * top_k * size],
             order: Vec::with_capacity(count),
             room: vec![0.0; panels * PANEL],
+            words: vec![0; head.cols().div_ceil(2)],
         }
     }
 
@@ -71,7 +77,8 @@ impl Clusters {
         let width = self.top_k * self.size;
         let ids = &mut self.ids[row * width..(row + 1) * width];
         for (place, (_, cluster)) in self.order.iter().enumerate() {
-            row_product(mode, h, &self.head, cluster * self.panels, &mut self.room);
+            let first = cluster * self.panels;
+            row_product(mode, h, &self.head, first, &mut self.words, &mut self.room);
             let range = place * self.size..(place + 1) * self.size;
             out[range.clone()].copy_from_slice(&self.room[..self.size]);
             let tokens = cluster * self.size..(cluster + 1) * self.size;

@@ -4,8 +4,9 @@
 use super::{
     elementwise::{GatedRow, inverse_rms},
     memory::Buf,
+    panel::{Matrix, Words},
     pool::Pool,
-    product::{Matrix, Mode, product},
+    product::{Mode, product},
     simd::dispatch,
 };
 use crate::{
@@ -34,20 +35,21 @@ pub(super) struct Experts {
     wide: Buf,
     activated: Buf,
     result: Buf,
+    words: Words,
 }
 
 impl Experts {
-    pub(super) fn new(weights: &MoeWeights, moe: &Moe, eps: f32, rows: usize) -> Self {
+    pub(super) fn new(weights: &MoeWeights, moe: &Moe, eps: f32, rows: usize, bf16: bool) -> Self {
         let hidden = weights.router.cols();
         let scale = weights.router_scale.to_vec();
         Self {
             moe: *moe,
             eps,
-            router: Matrix::pack(&[&weights.router]),
+            router: Matrix::pack(&[&weights.router], bf16),
             router_scale: scale,
             expert_scale: weights.expert_scale.to_vec(),
-            gate_up: split(&weights.gate_up, moe.experts, 2 * moe.intermediate),
-            down: split(&weights.down, moe.experts, hidden),
+            gate_up: split(&weights.gate_up, moe.experts, 2 * moe.intermediate, bf16),
+            down: split(&weights.down, moe.experts, hidden, bf16),
             router_input: Buf::new(rows, hidden),
             scores: Buf::new(rows, moe.experts),
             chosen: vec![Vec::new(); moe.experts],
@@ -55,6 +57,7 @@ impl Experts {
             wide: Buf::new(rows, 2 * moe.intermediate),
             activated: Buf::new(rows, moe.intermediate),
             result: Buf::new(rows, hidden),
+            words: Words::new(rows, hidden.max(moe.intermediate)),
         }
     }
 
@@ -85,6 +88,7 @@ impl Experts {
                 count,
                 &self.gathered,
                 &self.gate_up[expert],
+                &mut self.words,
                 &mut self.wide,
             );
             for i in 0..count {
@@ -106,6 +110,7 @@ impl Experts {
                 count,
                 &self.activated,
                 &self.down[expert],
+                &mut self.words,
                 &mut self.result,
             );
             for (place, (row, weight)) in chosen.iter().enumerate() {
@@ -153,6 +158,7 @@ impl Experts {
             rows,
             &self.router_input,
             &self.router,
+            &mut self.words,
             &mut self.scores,
         );
         self.chosen.iter_mut().for_each(Vec::clear);
@@ -177,8 +183,8 @@ impl Experts {
 }
 
 /// One matrix per expert of `[experts, rows, cols]`.
-fn split(weight: &Weight, experts: usize, rows: usize) -> Vec<Matrix> {
+fn split(weight: &Weight, experts: usize, rows: usize, bf16: bool) -> Vec<Matrix> {
     (0..experts)
-        .map(|e| Matrix::pack_expert(weight, e, rows))
+        .map(|e| Matrix::pack_expert(weight, e, rows, bf16))
         .collect()
 }

@@ -1,8 +1,9 @@
 //! The KV pools: pages of 32 slots in the checkpoint's own element type.
 //!
 //! A page holds, per head, a tile of keys `[head_dim][32 slots]` (laid out like a panel of
-//! weights, so that 32 scores are one chain each) and a tile of values `[32 slots][head_dim]`.
-//! Layers whose keys come from their values hold the values alone.
+//! weights, so that 32 scores are one chain each) and a tile of values `[32 slots][head_dim]`,
+//! in bf16 with two slots to a word. Layers whose keys come from their values hold the values
+//! alone.
 
 #![allow(unsafe_code, reason = "rows are stored by several threads")]
 
@@ -10,8 +11,8 @@ use std::sync::Arc;
 
 use super::{
     memory::Region,
+    panel::{Form, PANEL, narrow, pack_words, word_place},
     pool::Shards,
-    product::{PANEL, pair_place},
     rope::RopeTable,
 };
 use crate::{
@@ -147,27 +148,107 @@ impl Writer {
     ) {
         let dim = self.shape.head_dim;
         let (keys, values) = tiles(&self.shape, self.values_only, block, head);
-        let values = values + slot * value_width(dim);
         let key = key.unwrap_or_default();
         // SAFETY: the block is in the pool, `slot` and `head` in the block; the slot is ours.
         unsafe {
             match &self.pages {
-                Shared::Bf16(data) => {
-                    let narrow = |x: &f32| (x.to_bits() >> 16) as u16;
-                    for (d, x) in key.iter().enumerate() {
-                        *data.at(keys + pair_place(slot) + d * BLOCK) = narrow(x);
-                    }
-                    for (to, x) in data.slice(values, value.len()).iter_mut().zip(value) {
-                        *to = narrow(x);
-                    }
-                }
-                Shared::F32(data) => {
-                    for (d, x) in key.iter().enumerate() {
-                        *data.at(keys + slot + d * BLOCK) = *x;
-                    }
-                    data.slice(values, value.len()).copy_from_slice(value);
-                }
+                Shared::Bf16(data) => put(data, dim, slot, keys, key, values, value),
+                Shared::F32(data) => put(data, dim, slot, keys, key, values, value),
             }
         }
+    }
+}
+
+/// # Safety
+/// As [`Writer::store`] says.
+unsafe fn put<F: Stored>(
+    data: &Shards<F>,
+    dim: usize,
+    slot: usize,
+    keys: usize,
+    key: &[f32],
+    values: usize,
+    value: &[f32],
+) {
+    let width = value_width(dim);
+    // SAFETY: the caller's word.
+    unsafe {
+        for (d, x) in key.iter().enumerate() {
+            *data.at(keys + F::key_place(d, slot)) = F::narrow(*x);
+        }
+        for (d, x) in value.iter().enumerate() {
+            *data.at(values + F::value_place(slot, d, width)) = F::narrow(*x);
+        }
+    }
+}
+
+/// A form of stored keys and values.
+pub(super) trait Stored: Form {
+    /// As fp32.
+    fn wide(self) -> f32;
+    /// From fp32.
+    fn narrow(x: f32) -> Self;
+    /// Where element `d` of a slot lies in a key tile.
+    fn key_place(d: usize, slot: usize) -> usize;
+    /// Where element `d` of a slot lies in a value tile.
+    fn value_place(slot: usize, d: usize, width: usize) -> usize;
+    /// Numbers in the form that steps take, made in `words` if need be.
+    fn inputs<'a>(x: &'a [f32], words: &'a mut [u32]) -> &'a [Self::Input];
+    /// The one of two rooms that is for this form.
+    fn keys<'a>(bf16: &'a mut [u16], f32: &'a mut [f32]) -> &'a mut [Self];
+}
+
+impl Stored for u16 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        narrow(x)
+    }
+    #[inline(always)]
+    fn key_place(d: usize, slot: usize) -> usize {
+        word_place(d, slot)
+    }
+    #[inline(always)]
+    fn value_place(slot: usize, d: usize, width: usize) -> usize {
+        (slot / 2 * width + d) * 2 + 1 - slot % 2
+    }
+    #[inline(always)]
+    fn inputs<'a>(x: &'a [f32], words: &'a mut [u32]) -> &'a [u32] {
+        pack_words(x, words);
+        words
+    }
+    #[inline(always)]
+    fn keys<'a>(bf16: &'a mut [u16], _: &'a mut [f32]) -> &'a mut [u16] {
+        bf16
+    }
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    fn key_place(d: usize, slot: usize) -> usize {
+        d * BLOCK + slot
+    }
+    #[inline(always)]
+    fn value_place(slot: usize, d: usize, width: usize) -> usize {
+        slot * width + d
+    }
+    #[inline(always)]
+    fn inputs<'a>(x: &'a [f32], _: &'a mut [u32]) -> &'a [f32] {
+        x
+    }
+    #[inline(always)]
+    fn keys<'a>(_: &'a mut [u16], f32: &'a mut [f32]) -> &'a mut [f32] {
+        f32
     }
 }

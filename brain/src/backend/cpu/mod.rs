@@ -9,7 +9,9 @@ mod elementwise;
 mod experts;
 mod kv;
 mod memory;
+mod mix;
 mod ops;
+mod panel;
 mod pool;
 pub mod probe;
 mod product;
@@ -34,7 +36,7 @@ use ops::{CpuOps, Sizes};
 use pool::Pool;
 
 /// Changes whenever a bit of the CPU's results may.
-const NUMERIC_VERSION: u32 = 1;
+const NUMERIC_VERSION: u32 = 2;
 
 /// Most drafts of a round.
 pub const MAX_DRAFTS: usize = 8;

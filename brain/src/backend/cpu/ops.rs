@@ -17,8 +17,9 @@ use super::{
     experts::Experts,
     kv::{BLOCK, CacheLayer, KeyMaker, Pages},
     memory::Buf,
+    panel::{Matrix, Words},
     pool::{Pool, Shards},
-    product::{Matrix, Mode, product},
+    product::{Mode, product},
     rope::RopeTable,
     simd::{Level, dispatch},
 };
@@ -63,6 +64,7 @@ pub(super) struct CpuOps {
     attend_scratch: Vec<AttendScratch>,
     sampling_scratch: Vec<sampling::Scratch>,
     drafted: Vec<TokenId>,
+    words: Words,
 }
 
 /// A layer of the pools.
@@ -82,6 +84,7 @@ impl CpuOps {
             attend_scratch: (0..threads).map(|_| scratch()).collect(),
             sampling_scratch: (0..threads).map(|_| sampling::Scratch::default()).collect(),
             drafted: Vec::with_capacity(sizes.seqs),
+            words: Words::new(sizes.rows, 0),
         }
     }
 
@@ -161,7 +164,11 @@ impl Ops for CpuOps {
     }
 
     fn matrix(&mut self, parts: &[&Weight]) -> Matrix {
-        Matrix::pack(parts)
+        let matrix = Matrix::pack(parts, self.mode.round);
+        if !self.words.fit(self.sizes.rows, matrix.inputs()) {
+            self.words = Words::new(self.sizes.rows, matrix.inputs());
+        }
+        matrix
     }
 
     fn table(&mut self, weight: &Weight) -> Weight {
@@ -203,7 +210,7 @@ impl Ops for CpuOps {
     }
 
     fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {
-        Experts::new(weights, moe, eps, self.sizes.rows)
+        Experts::new(weights, moe, eps, self.sizes.rows, self.mode.round)
     }
 
     fn clusters(
@@ -213,7 +220,14 @@ impl Ops for CpuOps {
         count: usize,
         top_k: usize,
     ) -> Clusters {
-        Clusters::new(head, ordering, count, top_k, self.sizes.seqs)
+        Clusters::new(
+            head,
+            ordering,
+            count,
+            top_k,
+            self.sizes.seqs,
+            self.mode.round,
+        )
     }
 
     fn embed(&mut self, rows: Rows, table: &Weight, scale: f32, out: &mut Buf) {
@@ -304,7 +318,16 @@ impl Ops for CpuOps {
     }
 
     fn linear(&mut self, rows: Rows, x: &Buf, matrix: &Matrix, out: &mut Buf) {
-        product(&self.pool, self.mode, self.count(rows), x, matrix, out);
+        let count = self.count(rows);
+        product(
+            &self.pool,
+            self.mode,
+            count,
+            x,
+            matrix,
+            &mut self.words,
+            out,
+        );
     }
 
     fn query(
@@ -449,7 +472,16 @@ impl Ops for CpuOps {
         softcap: Option<f32>,
         out: &mut Buf,
     ) {
-        product(&self.pool, self.mode, self.count(rows), h, matrix, out);
+        let count = self.count(rows);
+        product(
+            &self.pool,
+            self.mode,
+            count,
+            h,
+            matrix,
+            &mut self.words,
+            out,
+        );
         if let Some(cap) = softcap {
             let (level, out) = (self.mode.level, SharedRows::new(out));
             self.each(self.count(rows), 8 * matrix.outputs(), |i| {

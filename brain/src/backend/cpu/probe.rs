@@ -4,8 +4,9 @@ use super::{
     attend::{Job, Scratch, attend},
     kv::{BLOCK, CacheLayer},
     memory::Buf,
+    panel::{Matrix, Words},
     pool::Pool,
-    product::{Matrix, Mode, product},
+    product::{Mode, product},
     simd::Level,
 };
 use crate::{
@@ -21,6 +22,7 @@ pub struct ProductProbe {
     matrix: Matrix,
     x: Buf,
     out: Buf,
+    words: Words,
     rows: usize,
 }
 
@@ -41,9 +43,10 @@ impl ProductProbe {
         Ok(Self {
             pool: Pool::new(threads)?,
             mode: Mode { level, round: true },
-            matrix: Matrix::pack(&[weight]),
+            matrix: Matrix::pack(&[weight], true),
             x,
             out: Buf::new(rows, weight.rows()),
+            words: Words::new(rows, weight.cols()),
             rows,
         })
     }
@@ -56,6 +59,7 @@ impl ProductProbe {
             self.rows,
             &self.x,
             &self.matrix,
+            &mut self.words,
             &mut self.out,
         );
         self.out.row(self.rows - 1)[0]

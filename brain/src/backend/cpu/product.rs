@@ -1,119 +1,44 @@
 //! Matrix products: `y = x * w^T`, any number of rows.
 //!
-//! Weights are packed in panels of 32 outputs, input element by input element. An output is one
-//! chain of fused multiply-adds over its inputs, first to last, however many rows are computed
-//! together and whoever computes them; lanes run over outputs. So there is nothing to reduce, no
-//! tail of K, and a row has the same bits alone and among thousands.
+//! Weights are packed in panels of 32 outputs, input element by input element (bf16: pair by
+//! pair). An output is one chain of fused multiply-adds over its inputs, first to last, however
+//! many rows are computed together and whoever computes them; lanes run over outputs. So there is
+//! nothing to reduce, and a row has the same bits alone and among thousands.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
 use super::{
-    memory::{Buf, Region},
+    memory::Buf,
+    panel::{Form, Matrix, PANEL, Packed, Words, pack_words},
     pool::{Pool, Shards},
     simd::{Kernel, Lanes, Level, dispatch},
 };
-use crate::{
-    model::{checkpoint::Dtype, weights::Weight},
-    sched::math::round_bf16,
-};
+use crate::sched::math::round_bf16;
 
-/// Outputs of a panel.
-pub(super) const PANEL: usize = 32;
 /// Multiply-adds below which a product is not worth sharing among threads.
 const SMALL: usize = 48 * 1024;
 /// Rows of one piece of work.
 const ROWS_OF_CHUNK: usize = 96;
 
-enum Packed {
-    /// Pairs of columns `j` and `j + 16`.
-    Bf16(Region<u16>),
-    F32(Region<f32>),
-}
-
-/// One matrix or several stacked, `[outputs, inputs]`.
-pub(super) struct Matrix {
-    outputs: usize,
-    inputs: usize,
-    packed: Packed,
-}
-
-/// Where column `j` of a panel lies among its 32.
-#[inline(always)]
-pub(super) fn pair_place(j: usize) -> usize {
-    (j % 16) * 2 + j / 16
-}
-
-impl Matrix {
-    /// Packs matrices of the same input width. bf16 stays bf16; other forms become fp32.
-    pub(super) fn pack(parts: &[&Weight]) -> Self {
-        let rows: Vec<(&Weight, usize)> = parts
-            .iter()
-            .flat_map(|w| (0..w.rows()).map(move |r| (*w, r)))
-            .collect();
-        Self::pack_rows(&rows)
-    }
-
-    /// Packs chosen rows of matrices.
-    pub(super) fn pack_rows(rows: &[(&Weight, usize)]) -> Self {
-        Self::pack_part(rows, rows.first().map_or(0, |(w, _)| w.cols()), 1)
-    }
-
-    /// Packs matrix `expert` of a stack `[experts, rows, cols]`.
-    pub(super) fn pack_expert(stack: &Weight, expert: usize, rows: usize) -> Self {
-        let stacked: Vec<_> = (0..rows).map(|r| (stack, expert * rows + r)).collect();
-        Self::pack_part(&stacked, stack.cols() / rows, rows)
-    }
-
-    /// Row `r` of a weight whose rows hold `split` matrix rows each.
-    fn pack_part(rows: &[(&Weight, usize)], inputs: usize, split: usize) -> Self {
-        let outputs = rows.len();
-        let len = outputs.div_ceil(PANEL) * PANEL * inputs;
-        let bf16 = rows.iter().all(|(w, _)| w.dtype() == Dtype::BF16);
-        let mut row = vec![0.0; inputs];
-        let packed = if bf16 {
-            let mut data = Region::<u16>::new(len);
-            for (i, (w, r)) in rows.iter().enumerate() {
-                w.read_part(*r, split, &mut row);
-                let base = i / PANEL * PANEL * inputs + pair_place(i % PANEL);
-                for (k, x) in row.iter().enumerate() {
-                    data[base + k * PANEL] = (x.to_bits() >> 16) as u16;
-                }
-            }
-            Packed::Bf16(data)
-        } else {
-            let mut data = Region::<f32>::new(len);
-            for (i, (w, r)) in rows.iter().enumerate() {
-                w.read_part(*r, split, &mut row);
-                let base = i / PANEL * PANEL * inputs + i % PANEL;
-                for (k, x) in row.iter().enumerate() {
-                    data[base + k * PANEL] = *x;
-                }
-            }
-            Packed::F32(data)
-        };
-        Self {
-            outputs,
-            inputs,
-            packed,
-        }
-    }
-
-    /// Rows.
-    pub(super) fn outputs(&self) -> usize {
-        self.outputs
-    }
-
-    fn panels(&self) -> usize {
-        self.outputs.div_ceil(PANEL)
-    }
-}
-
 /// How a product is computed; none of it changes a bit but `round`.
 #[derive(Clone, Copy)]
 pub(super) struct Mode {
     pub(super) level: Level,
-    /// Round results to bf16.
+    /// Activations are bf16: round results.
     pub(super) round: bool,
+}
+
+/// Packs one row.
+struct PackRow<'a> {
+    x: &'a [f32],
+    words: &'a mut [u32],
+}
+
+impl Kernel for PackRow<'_> {
+    #[inline(always)]
+    fn run<V: Lanes>(self) {
+        pack_words(self.x, self.words);
+    }
 }
 
 /// `out[i] = x[i] * matrix^T` for rows `0..rows`, shared among the pool's threads.
@@ -123,15 +48,68 @@ pub(super) fn product(
     rows: usize,
     x: &Buf,
     matrix: &Matrix,
+    words: &mut Words,
     out: &mut Buf,
 ) {
-    assert!(matrix.inputs <= x.width() && matrix.outputs <= out.width());
+    assert!(matrix.inputs() <= x.width() && matrix.outputs() <= out.width());
     assert!(rows * x.stride() <= x.data().len() && rows * out.stride() <= out.data().len());
     if rows == 0 {
         return;
     }
+    match matrix.packed() {
+        Packed::F32(data) => {
+            let input = Input {
+                x: x.data(),
+                stride: x.stride(),
+            };
+            share(pool, mode, rows, input, matrix, data, out);
+        }
+        Packed::Bf16(data) => {
+            assert!(words.fit(rows, matrix.inputs()));
+            let stride = words.stride();
+            let shards = Shards::new(words.data_mut());
+            let pack = |i: usize| {
+                // SAFETY: rows are disjoint, and each is packed by one call.
+                let words = unsafe { shards.slice(i * stride, stride) };
+                dispatch(
+                    mode.level,
+                    PackRow {
+                        x: &x.row(i)[..matrix.inputs()],
+                        words,
+                    },
+                );
+            };
+            let per_chunk = (SMALL / matrix.inputs().max(1)).max(1);
+            pool.run(rows.div_ceil(per_chunk), &|chunk, _| {
+                (chunk * per_chunk..rows.min((chunk + 1) * per_chunk)).for_each(pack);
+            });
+            let input = Input {
+                x: words.data_mut(),
+                stride,
+            };
+            share(pool, mode, rows, input, matrix, data, out);
+        }
+    }
+}
+
+/// Rows of a product in the form that its matrix wants.
+#[derive(Clone, Copy)]
+struct Input<'a, X> {
+    x: &'a [X],
+    stride: usize,
+}
+
+fn share<F: Form>(
+    pool: &Pool,
+    mode: Mode,
+    rows: usize,
+    input: Input<'_, F::Input>,
+    matrix: &Matrix,
+    data: &[F],
+    out: &mut Buf,
+) {
     let panels = matrix.panels();
-    let small = rows * matrix.outputs * matrix.inputs <= SMALL;
+    let small = rows * matrix.outputs() * matrix.inputs() <= SMALL;
     let group = if small {
         panels
     } else {
@@ -155,10 +133,11 @@ pub(super) fn product(
             (start, rows.min(start + ROWS_OF_CHUNK))
         };
         let piece = Piece {
-            x: &x.data()[start * x.stride()..],
-            x_stride: x.stride(),
+            x: &input.x[start * input.stride..],
+            x_stride: input.stride,
             rows: end - start,
-            matrix,
+            data,
+            steps: matrix.inputs().div_ceil(F::STEP),
             first,
             count,
             out: shards.at(start * stride + first * PANEL),
@@ -171,16 +150,44 @@ pub(super) fn product(
 }
 
 /// One row against panels `first ..`, in the calling thread; `out` holds whole panels.
-pub(super) fn row_product(mode: Mode, x: &[f32], matrix: &Matrix, first: usize, out: &mut [f32]) {
+pub(super) fn row_product(
+    mode: Mode,
+    x: &[f32],
+    matrix: &Matrix,
+    first: usize,
+    words: &mut [u32],
+    out: &mut [f32],
+) {
     let count = out.len() / PANEL;
-    assert!(matrix.inputs <= x.len() && first + count <= matrix.panels());
+    assert!(matrix.inputs() <= x.len() && first + count <= matrix.panels());
+    let x = &x[..matrix.inputs()];
+    match matrix.packed() {
+        Packed::F32(data) => row_piece(mode, x, matrix, data, first, out),
+        Packed::Bf16(data) => {
+            pack_words(x, words);
+            row_piece(mode, words, matrix, data, first, out);
+        }
+    }
+}
+
+fn row_piece<F: Form>(
+    mode: Mode,
+    x: &[F::Input],
+    matrix: &Matrix,
+    data: &[F],
+    first: usize,
+    out: &mut [f32],
+) {
+    let steps = matrix.inputs().div_ceil(F::STEP);
+    assert!(steps <= x.len());
     let piece = Piece {
         x,
         x_stride: 0,
         rows: 1,
-        matrix,
+        data,
+        steps,
         first,
-        count,
+        count: out.len() / PANEL,
         out: out.as_mut_ptr(),
         out_stride: 0,
         round: mode.round,
@@ -207,11 +214,13 @@ fn group_size(rows: usize, panels: usize, threads: usize) -> usize {
 }
 
 /// Some rows against some panels.
-struct Piece<'a> {
-    x: &'a [f32],
+struct Piece<'a, F: Form> {
+    x: &'a [F::Input],
     x_stride: usize,
     rows: usize,
-    matrix: &'a Matrix,
+    data: &'a [F],
+    /// Steps of a chain.
+    steps: usize,
     first: usize,
     count: usize,
     /// First output of the first row: whole panels of every row are written.
@@ -220,80 +229,48 @@ struct Piece<'a> {
     round: bool,
 }
 
-impl Kernel for Piece<'_> {
+impl<F: Form> Kernel for Piece<'_, F> {
     #[inline(always)]
     fn run<V: Lanes>(self) {
-        match &self.matrix.packed {
-            Packed::Bf16(data) => self.run_form::<V, u16>(data),
-            Packed::F32(data) => self.run_form::<V, f32>(data),
-        }
-    }
-}
-
-/// A stored form of 32 numbers.
-pub(super) trait Form: Copy {
-    /// Numbers 0 to 15 and 16 to 31.
-    ///
-    /// # Safety
-    /// 32 elements lie behind `p`.
-    unsafe fn load<V: Lanes>(p: *const Self) -> (V, V);
-}
-
-impl Form for u16 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const Self) -> (V, V) {
-        // SAFETY: the caller's word.
-        unsafe { V::load_pairs(p) }
-    }
-}
-
-impl Form for f32 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(p: *const Self) -> (V, V) {
-        // SAFETY: the caller's word.
-        unsafe { (V::load(p), V::load(p.add(16))) }
-    }
-}
-
-impl Piece<'_> {
-    #[inline(always)]
-    fn run_form<V: Lanes, F: Form>(&self, data: &[F]) {
-        let step = self.matrix.inputs * PANEL;
+        let most = if V::WIDE { 12 } else { 3 };
+        let step = self.steps * PANEL * F::STEP;
         let mut row = 0;
         while row < self.rows {
-            let left = (self.rows - row).min(V::MAX_ROWS);
+            let left = (self.rows - row).min(most);
             let x = self.x[row * self.x_stride..].as_ptr();
             let mut panel = 0;
             while panel < self.count {
-                let w = data[(self.first + panel) * step..].as_ptr();
+                let w = self.data[(self.first + panel) * step..].as_ptr();
                 let out = self.out.wrapping_add(row * self.out_stride + panel * PANEL);
                 let panels = self.count - panel;
-                // SAFETY: `product` and `row_product` checked that the rows of `x`, the panels
-                // and the rows of `out` are all there.
-                panel += unsafe { self.block_of_rows::<V, F>(left, panels, x, w, out) };
+                // SAFETY: `share` and `row_piece` checked that the rows of `x`, the panels and
+                // the rows of `out` are all there.
+                panel += unsafe { self.block_of_rows::<V>(left, panels, x, w, out) };
             }
             row += left;
         }
     }
+}
 
+impl<F: Form> Piece<'_, F> {
     /// Picks the register block; returns how many panels it did.
     #[inline(always)]
-    unsafe fn block_of_rows<V: Lanes, F: Form>(
+    unsafe fn block_of_rows<V: Lanes>(
         &self,
         rows: usize,
         panels: usize,
-        x: *const f32,
+        x: *const F::Input,
         w: *const F,
         out: *mut f32,
     ) -> usize {
         macro_rules! block {
             ($m:literal, $p:literal) => {{
                 // SAFETY: the caller's word.
-                unsafe { self.block::<V, F, $m, $p>(x, w, out) };
+                unsafe { self.block::<V, $m, $p>(x, w, out) };
                 $p
             }};
         }
-        if V::MAX_ROWS >= 12 {
+        if V::WIDE {
             match (rows, panels) {
                 (1, 4..) => block!(1, 4),
                 (1, 2..) => block!(1, 2),
@@ -329,27 +306,25 @@ impl Piece<'_> {
 
     /// `M` rows against `P` panels, every output in registers.
     #[inline(always)]
-    unsafe fn block<V: Lanes, F: Form, const M: usize, const P: usize>(
+    unsafe fn block<V: Lanes, const M: usize, const P: usize>(
         &self,
-        x: *const f32,
+        x: *const F::Input,
         w: *const F,
         out: *mut f32,
     ) {
-        let inputs = self.matrix.inputs;
-        let step = inputs * PANEL;
+        let panel = self.steps * PANEL * F::STEP;
         let mut acc = [[(V::splat(0.0), V::splat(0.0)); P]; M];
-        for k in 0..inputs {
-            let mut weights = [(V::splat(0.0), V::splat(0.0)); P];
-            for (p, weight) in weights.iter_mut().enumerate() {
-                // SAFETY: panel `p` holds 32 elements for each input.
-                *weight = unsafe { F::load(w.add(p * step + k * PANEL)) };
-            }
+        for k in 0..self.steps {
+            // SAFETY: panel `p` holds 32 elements for each input.
+            let weights: [_; P] = std::array::from_fn(|p| unsafe {
+                F::weights::<V>(w.add(p * panel + k * PANEL * F::STEP))
+            });
             for (m, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: row `m` of `x` holds `inputs` elements.
-                let value = V::splat(unsafe { *x.add(m * self.x_stride + k) });
+                // SAFETY: row `m` of `x` holds all inputs.
+                let value = unsafe { F::spread::<V>(x.add(m * self.x_stride + k)) };
                 for (a, weight) in acc.iter_mut().zip(&weights) {
-                    a.0 = a.0.fma(value, weight.0);
-                    a.1 = a.1.fma(value, weight.1);
+                    a.0 = F::step(a.0, value, weight.0);
+                    a.1 = F::step(a.1, value, weight.1);
                 }
             }
         }

@@ -1,7 +1,13 @@
-//! Sixteen fp32 lanes, three times: AVX-512, AVX2 with FMA, portable.
+//! Sixteen fp32 lanes, four times: AVX-512 with bf16 products, AVX-512, AVX2 with FMA, portable.
 //!
 //! Kernels are written once over [`Lanes`] and vectorise over *outputs*, so that an output's own
-//! chain of fused multiply-adds is the same whatever the level: the three give the same bits.
+//! chain of fused multiply-adds is the same whatever the level: the four give the same bits.
+//!
+//! The bf16 product instruction adds two products with a rounding after each, the one in the high
+//! halves first; so pairs are stored with their first number high, and it is two steps of the very
+//! chain that the others compute. It takes subnormals for zero. Stored numbers never are (they are
+//! flushed when rounded and packed); a chain whose partial sum lies below 2^-126, and is not zero,
+//! is the one case where levels may differ.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
@@ -14,15 +20,27 @@ pub enum Level {
     Avx2,
     /// AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// These and the bf16 products.
+    Avx512Bf16,
 }
 
 impl Level {
     /// The best level this machine has.
     pub fn detect() -> Self {
-        [Level::Avx512, Level::Avx2]
+        Self::all()
             .into_iter()
-            .find(|l| l.is_available())
+            .rfind(|l| l.is_available())
             .unwrap_or(Level::Portable)
+    }
+
+    /// Every level, slowest first.
+    pub fn all() -> [Self; 4] {
+        [
+            Level::Portable,
+            Level::Avx2,
+            Level::Avx512,
+            Level::Avx512Bf16,
+        ]
     }
 
     /// Whether this machine can run a level.
@@ -38,6 +56,9 @@ impl Level {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("fma")
             }
+            Level::Avx512Bf16 => {
+                Level::Avx512.is_available() && is_x86_feature_detected!("avx512bf16")
+            }
         };
         #[cfg(not(target_arch = "x86_64"))]
         return self == Level::Portable;
@@ -49,16 +70,24 @@ impl Level {
 /// Methods that take pointers are unsafe: the pointed-to elements must be there. Alignment is
 /// not needed.
 pub(super) trait Lanes: Copy {
-    /// Rows that a register block of 32 columns can hold.
-    const MAX_ROWS: usize;
+    /// Whether there are registers for 12 rows of 32 columns; else for 3.
+    const WIDE: bool;
+    /// Sixteen pairs of bf16 numbers.
+    type Words: Copy;
 
     fn splat(x: f32) -> Self;
     unsafe fn load(p: *const f32) -> Self;
     unsafe fn store(self, p: *mut f32);
-    /// 16 bf16 numbers.
-    unsafe fn load_bf16(p: *const u16) -> Self;
-    /// 32 bf16 numbers in pairs: the first of each pair, the second of each.
-    unsafe fn load_pairs(p: *const u16) -> (Self, Self);
+    /// Sixteen pairs: 32 numbers, the first of each pair in the high half of its word.
+    unsafe fn words(p: *const u16) -> Self::Words;
+    /// One pair, sixteen times.
+    unsafe fn spread(p: *const u32) -> Self::Words;
+    /// The first number of each pair.
+    fn first(words: Self::Words) -> Self;
+    /// The second number of each pair.
+    fn second(words: Self::Words) -> Self;
+    /// `self + first * first`, then `+ second * second`, each rounded once.
+    fn dot(self, a: Self::Words, b: Self::Words) -> Self;
     /// `self + a * b`, rounded once.
     fn fma(self, a: Self, b: Self) -> Self;
     fn mul(self, other: Self) -> Self;
@@ -76,6 +105,8 @@ pub(super) fn dispatch<K: Kernel>(level: Level, kernel: K) {
     #[cfg(target_arch = "x86_64")]
     match level {
         // SAFETY: executors are made only for available levels.
+        Level::Avx512Bf16 => return unsafe { x86::run_avx512_bf16(kernel) },
+        // SAFETY: as above.
         Level::Avx512 => return unsafe { x86::run_avx512(kernel) },
         // SAFETY: as above.
         Level::Avx2 => return unsafe { x86::run_avx2(kernel) },
@@ -96,7 +127,8 @@ impl Portable {
 }
 
 impl Lanes for Portable {
-    const MAX_ROWS: usize = 2;
+    const WIDE: bool = false;
+    type Words = (Self, Self);
 
     #[inline(always)]
     fn splat(x: f32) -> Self {
@@ -113,18 +145,34 @@ impl Lanes for Portable {
         unsafe { p.cast::<[f32; 16]>().write_unaligned(self.0) }
     }
     #[inline(always)]
-    unsafe fn load_bf16(p: *const u16) -> Self {
-        // SAFETY: the caller vouches for 16 elements.
-        let bits = unsafe { p.cast::<[u16; 16]>().read_unaligned() };
-        Self::from_fn(|i| f32::from_bits(u32::from(bits[i]) << 16))
+    unsafe fn words(p: *const u16) -> Self::Words {
+        // SAFETY: the caller vouches for 32 elements.
+        let words = unsafe { p.cast::<[[u16; 2]; 16]>().read_unaligned() };
+        let widen =
+            |half: usize| Self::from_fn(|i| f32::from_bits(u32::from(words[i][half]) << 16));
+        // Little-endian: the high half comes second.
+        (widen(1), widen(0))
     }
     #[inline(always)]
-    unsafe fn load_pairs(p: *const u16) -> (Self, Self) {
-        // SAFETY: the caller vouches for 32 elements.
-        let bits = unsafe { p.cast::<[u16; 32]>().read_unaligned() };
-        let widen =
-            |odd: usize| Self::from_fn(|i| f32::from_bits(u32::from(bits[2 * i + odd]) << 16));
-        (widen(0), widen(1))
+    unsafe fn spread(p: *const u32) -> Self::Words {
+        // SAFETY: the caller vouches for one element.
+        let word = unsafe { p.read_unaligned() };
+        (
+            Self::splat(f32::from_bits(word & 0xffff_0000)),
+            Self::splat(f32::from_bits(word << 16)),
+        )
+    }
+    #[inline(always)]
+    fn first(words: Self::Words) -> Self {
+        words.0
+    }
+    #[inline(always)]
+    fn second(words: Self::Words) -> Self {
+        words.1
+    }
+    #[inline(always)]
+    fn dot(self, a: Self::Words, b: Self::Words) -> Self {
+        self.fma(a.0, b.0).fma(a.1, b.1)
     }
     #[inline(always)]
     fn fma(self, a: Self, b: Self) -> Self {
@@ -146,6 +194,11 @@ mod x86 {
 
     use super::{Kernel, Lanes};
 
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
+    pub(super) fn run_avx512_bf16<K: Kernel>(kernel: K) {
+        kernel.run::<Avx512Bf16>();
+    }
+
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     pub(super) fn run_avx512<K: Kernel>(kernel: K) {
         kernel.run::<Avx512>();
@@ -162,8 +215,22 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(super) struct Avx512(__m512);
 
+    /// First and second numbers of sixteen pairs.
+    #[inline(always)]
+    fn split_512(words: __m512i) -> (Avx512, Avx512) {
+        unsafe {
+            let first = _mm512_and_si512(words, _mm512_set1_epi32(0xffff_0000u32 as i32));
+            let second = _mm512_slli_epi32::<16>(words);
+            (
+                Avx512(_mm512_castsi512_ps(first)),
+                Avx512(_mm512_castsi512_ps(second)),
+            )
+        }
+    }
+
     impl Lanes for Avx512 {
-        const MAX_ROWS: usize = 12;
+        const WIDE: bool = true;
+        type Words = (Self, Self);
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
@@ -178,25 +245,24 @@ mod x86 {
             unsafe { _mm512_storeu_ps(p, self.0) }
         }
         #[inline(always)]
-        unsafe fn load_bf16(p: *const u16) -> Self {
-            unsafe {
-                let half = _mm256_loadu_si256(p.cast());
-                Self(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(
-                    _mm512_cvtepu16_epi32(half),
-                )))
-            }
+        unsafe fn words(p: *const u16) -> Self::Words {
+            split_512(unsafe { _mm512_loadu_si512(p.cast()) })
         }
         #[inline(always)]
-        unsafe fn load_pairs(p: *const u16) -> (Self, Self) {
-            unsafe {
-                let pairs = _mm512_loadu_si512(p.cast());
-                let first = _mm512_slli_epi32::<16>(pairs);
-                let second = _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff_0000u32 as i32));
-                (
-                    Self(_mm512_castsi512_ps(first)),
-                    Self(_mm512_castsi512_ps(second)),
-                )
-            }
+        unsafe fn spread(p: *const u32) -> Self::Words {
+            split_512(unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) })
+        }
+        #[inline(always)]
+        fn first(words: Self::Words) -> Self {
+            words.0
+        }
+        #[inline(always)]
+        fn second(words: Self::Words) -> Self {
+            words.1
+        }
+        #[inline(always)]
+        fn dot(self, a: Self::Words, b: Self::Words) -> Self {
+            self.fma(a.0, b.0).fma(a.1, b.1)
         }
         #[inline(always)]
         fn fma(self, a: Self, b: Self) -> Self {
@@ -215,10 +281,77 @@ mod x86 {
     }
 
     #[derive(Clone, Copy)]
+    pub(super) struct Avx512Bf16(__m512);
+
+    impl Lanes for Avx512Bf16 {
+        const WIDE: bool = true;
+        type Words = __m512i;
+
+        #[inline(always)]
+        fn splat(x: f32) -> Self {
+            Self(Avx512::splat(x).0)
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const f32) -> Self {
+            Self(unsafe { Avx512::load(p) }.0)
+        }
+        #[inline(always)]
+        unsafe fn store(self, p: *mut f32) {
+            unsafe { Avx512(self.0).store(p) }
+        }
+        #[inline(always)]
+        unsafe fn words(p: *const u16) -> Self::Words {
+            unsafe { _mm512_loadu_si512(p.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn spread(p: *const u32) -> Self::Words {
+            unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
+        }
+        #[inline(always)]
+        fn first(words: Self::Words) -> Self {
+            Self(split_512(words).0.0)
+        }
+        #[inline(always)]
+        fn second(words: Self::Words) -> Self {
+            Self(split_512(words).1.0)
+        }
+        #[inline(always)]
+        fn dot(self, a: Self::Words, b: Self::Words) -> Self {
+            unsafe {
+                let [a, b] = [a, b].map(|w| std::mem::transmute::<__m512i, __m512bh>(w));
+                Self(_mm512_dpbf16_ps(self.0, a, b))
+            }
+        }
+        #[inline(always)]
+        fn fma(self, a: Self, b: Self) -> Self {
+            Self(Avx512(self.0).fma(Avx512(a.0), Avx512(b.0)).0)
+        }
+        #[inline(always)]
+        fn mul(self, other: Self) -> Self {
+            Self(Avx512(self.0).mul(Avx512(other.0)).0)
+        }
+        #[inline(always)]
+        fn to_array(self) -> [f32; 16] {
+            Avx512(self.0).to_array()
+        }
+    }
+
+    #[derive(Clone, Copy)]
     pub(super) struct Avx2(__m256, __m256);
 
+    /// First and second numbers of eight pairs.
+    #[inline(always)]
+    fn split_256(words: __m256i) -> (__m256, __m256) {
+        unsafe {
+            let first = _mm256_and_si256(words, _mm256_set1_epi32(0xffff_0000u32 as i32));
+            let second = _mm256_slli_epi32::<16>(words);
+            (_mm256_castsi256_ps(first), _mm256_castsi256_ps(second))
+        }
+    }
+
     impl Lanes for Avx2 {
-        const MAX_ROWS: usize = 3;
+        const WIDE: bool = false;
+        type Words = (Self, Self);
 
         #[inline(always)]
         fn splat(x: f32) -> Self {
@@ -236,37 +369,37 @@ mod x86 {
             }
         }
         #[inline(always)]
-        unsafe fn load_bf16(p: *const u16) -> Self {
+        unsafe fn words(p: *const u16) -> Self::Words {
             unsafe {
-                let widen = |p: *const u16| {
-                    let eight = _mm_loadu_si128(p.cast());
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(eight)))
-                };
-                Self(widen(p), widen(p.add(8)))
-            }
-        }
-        #[inline(always)]
-        unsafe fn load_pairs(p: *const u16) -> (Self, Self) {
-            unsafe {
-                let mask = _mm256_set1_epi32(0xffff_0000u32 as i32);
-                let split = |p: *const u16| {
-                    let pairs = _mm256_loadu_si256(p.cast());
-                    (
-                        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
-                        _mm256_castsi256_ps(_mm256_and_si256(pairs, mask)),
-                    )
-                };
-                let (low, high) = (split(p), split(p.add(16)));
+                let low = split_256(_mm256_loadu_si256(p.cast()));
+                let high = split_256(_mm256_loadu_si256(p.add(16).cast()));
                 (Self(low.0, high.0), Self(low.1, high.1))
             }
         }
         #[inline(always)]
+        unsafe fn spread(p: *const u32) -> Self::Words {
+            unsafe {
+                let both = split_256(_mm256_set1_epi32(p.cast::<i32>().read_unaligned()));
+                (Self(both.0, both.0), Self(both.1, both.1))
+            }
+        }
+        #[inline(always)]
+        fn first(words: Self::Words) -> Self {
+            words.0
+        }
+        #[inline(always)]
+        fn second(words: Self::Words) -> Self {
+            words.1
+        }
+        #[inline(always)]
+        fn dot(self, a: Self::Words, b: Self::Words) -> Self {
+            self.fma(a.0, b.0).fma(a.1, b.1)
+        }
+        #[inline(always)]
         fn fma(self, a: Self, b: Self) -> Self {
             unsafe {
-                Self(
-                    _mm256_fmadd_ps(a.0, b.0, self.0),
-                    _mm256_fmadd_ps(a.1, b.1, self.1),
-                )
+                let low = _mm256_fmadd_ps(a.0, b.0, self.0);
+                Self(low, _mm256_fmadd_ps(a.1, b.1, self.1))
             }
         }
         #[inline(always)]

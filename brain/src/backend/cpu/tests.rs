@@ -2,7 +2,8 @@ use super::*;
 use crate::{
     backend::cpu::{
         memory::Buf,
-        product::{Matrix, Mode, product},
+        panel::{Matrix, Words},
+        product::{Mode, product},
     },
     model::{
         LoadOptions,
@@ -23,9 +24,7 @@ fn golden(name: &str) -> LoadedModel {
 }
 
 fn levels() -> impl Iterator<Item = Level> {
-    [Level::Portable, Level::Avx2, Level::Avx512]
-        .into_iter()
-        .filter(|l| l.is_available())
+    Level::all().into_iter().filter(|l| l.is_available())
 }
 
 fn noise(i: usize) -> f32 {
@@ -60,13 +59,14 @@ fn a_product_is_its_definition() {
     for (outputs, inputs) in [(1, 1), (31, 7), (33, 48), (200, 129)] {
         for bf16 in [true, false] {
             let weight = weight(outputs, inputs, bf16);
-            let matrix = Matrix::pack(&[&weight]);
+            let matrix = Matrix::pack(&[&weight], true);
             let plain = weight.to_vec();
             for rows in (1..=26).chain([97, 200]) {
                 let mut x = Buf::new(rows, inputs);
                 for i in 0..rows {
                     let row = x.row_mut(i).iter_mut().enumerate();
-                    row.for_each(|(k, x)| *x = noise(i * 1000 + k));
+                    // bf16 matrices take bf16 rows.
+                    row.for_each(|(k, x)| *x = round_bf16(noise(i * 1000 + k)));
                 }
                 let chain = |i: usize, n: usize| {
                     let w = &plain[n * inputs..(n + 1) * inputs];
@@ -86,7 +86,8 @@ fn a_product_is_its_definition() {
                             level,
                             round: false,
                         };
-                        product(&pool, mode, rows, &x, &matrix, &mut out);
+                        let mut words = Words::new(rows, inputs);
+                        product(&pool, mode, rows, &x, &matrix, &mut words, &mut out);
                         for (i, expected) in expected.iter().enumerate() {
                             let got: Vec<u32> = out.row(i).iter().map(|x| x.to_bits()).collect();
                             assert_eq!(&got, expected, "{rows} rows, {level:?}, {threads}");

@@ -1,0 +1,257 @@
+//! Packed weights: panels of 32 outputs, and the two forms their numbers have.
+
+#![allow(unsafe_code, reason = "vector kernels")]
+
+use super::{memory::Region, simd::Lanes};
+use crate::{
+    model::{checkpoint::Dtype, weights::Weight},
+    sched::math::round_bf16,
+};
+
+/// Outputs of a panel.
+pub(super) const PANEL: usize = 32;
+
+/// The numbers of a matrix.
+pub(super) enum Packed {
+    Bf16(Region<u16>),
+    F32(Region<f32>),
+}
+
+/// One matrix or several stacked, `[outputs, inputs]`.
+pub(super) struct Matrix {
+    outputs: usize,
+    inputs: usize,
+    packed: Packed,
+}
+
+/// Where a bf16 number lies in a panel: of input `k`, output `j` of 32. Pairs of inputs share a
+/// word, the first in its high half.
+#[inline(always)]
+pub(super) fn word_place(k: usize, j: usize) -> usize {
+    (k / 2 * PANEL + j) * 2 + 1 - k % 2
+}
+
+/// A stored bf16 number; subnormals are zero.
+#[inline(always)]
+pub(super) fn narrow(x: f32) -> u16 {
+    (round_bf16(x).to_bits() >> 16) as u16
+}
+
+/// Pairs of bf16 numbers, the first in the high half; an odd one gets a zero for company.
+///
+/// Rounds on the way, which changes nothing where numbers were rounded before.
+#[inline(always)]
+pub(super) fn pack_words(x: &[f32], words: &mut [u32]) {
+    let pairs = x.chunks_exact(2);
+    if let Some(last) = pairs.remainder().first() {
+        words[x.len() / 2] = round_bf16(*last).to_bits();
+    }
+    for (word, pair) in words.iter_mut().zip(pairs) {
+        let (first, second) = (round_bf16(pair[0]).to_bits(), round_bf16(pair[1]).to_bits());
+        *word = first | second >> 16;
+    }
+}
+
+impl Matrix {
+    /// Packs matrices of the same input width: as bf16 if all are and inputs will be
+    /// (`bf16`), else as fp32.
+    pub(super) fn pack(parts: &[&Weight], bf16: bool) -> Self {
+        let rows: Vec<(&Weight, usize)> = parts
+            .iter()
+            .flat_map(|w| (0..w.rows()).map(move |r| (*w, r)))
+            .collect();
+        Self::pack_rows(&rows, bf16)
+    }
+
+    /// Packs chosen rows of matrices.
+    pub(super) fn pack_rows(rows: &[(&Weight, usize)], bf16: bool) -> Self {
+        Self::pack_part(rows, rows.first().map_or(0, |(w, _)| w.cols()), 1, bf16)
+    }
+
+    /// Packs matrix `expert` of a stack `[experts, rows, cols]`.
+    pub(super) fn pack_expert(stack: &Weight, expert: usize, rows: usize, bf16: bool) -> Self {
+        let stacked: Vec<_> = (0..rows).map(|r| (stack, expert * rows + r)).collect();
+        Self::pack_part(&stacked, stack.cols() / rows, rows, bf16)
+    }
+
+    /// Row `r` of a weight whose rows hold `split` matrix rows each.
+    fn pack_part(rows: &[(&Weight, usize)], inputs: usize, split: usize, bf16: bool) -> Self {
+        let outputs = rows.len();
+        let panels = outputs.div_ceil(PANEL);
+        let bf16 = bf16 && rows.iter().all(|(w, _)| w.dtype() == Dtype::BF16);
+        let mut row = vec![0.0; inputs];
+        let packed = if bf16 {
+            let step = u16::STEP * PANEL * inputs.div_ceil(u16::STEP);
+            let mut data = Region::<u16>::new(panels * step);
+            for (i, (w, r)) in rows.iter().enumerate() {
+                w.read_part(*r, split, &mut row);
+                let panel = &mut data[i / PANEL * step..];
+                for (k, x) in row.iter().enumerate() {
+                    panel[word_place(k, i % PANEL)] = narrow(*x);
+                }
+            }
+            Packed::Bf16(data)
+        } else {
+            let step = PANEL * inputs;
+            let mut data = Region::<f32>::new(panels * step);
+            for (i, (w, r)) in rows.iter().enumerate() {
+                w.read_part(*r, split, &mut row);
+                let panel = &mut data[i / PANEL * step..];
+                for (k, x) in row.iter().enumerate() {
+                    panel[k * PANEL + i % PANEL] = *x;
+                }
+            }
+            Packed::F32(data)
+        };
+        Self {
+            outputs,
+            inputs,
+            packed,
+        }
+    }
+
+    /// Rows.
+    pub(super) fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// Columns.
+    pub(super) fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Panels, the last perhaps filled up with zeros.
+    pub(super) fn panels(&self) -> usize {
+        self.outputs.div_ceil(PANEL)
+    }
+
+    /// Its numbers: panel after panel.
+    pub(super) fn packed(&self) -> &Packed {
+        &self.packed
+    }
+}
+
+/// Rows of a product as pairs of bf16 numbers, made anew for each product.
+pub(super) struct Words {
+    rows: usize,
+    stride: usize,
+    data: Region<u32>,
+}
+
+impl Words {
+    /// Room for `rows` rows of `inputs` numbers.
+    pub(super) fn new(rows: usize, inputs: usize) -> Self {
+        // As for other buffers: rows must not all start in one cache set.
+        let stride = inputs.div_ceil(2).next_multiple_of(16) + 16;
+        Self {
+            rows,
+            stride,
+            data: Region::new(rows * stride),
+        }
+    }
+
+    /// Whether so many rows of so many inputs fit.
+    pub(super) fn fit(&self, rows: usize, inputs: usize) -> bool {
+        rows <= self.rows && inputs.div_ceil(2) <= self.stride
+    }
+
+    /// Distance between rows.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
+    /// Everything.
+    pub(super) fn data_mut(&mut self) -> &mut [u32] {
+        &mut self.data
+    }
+}
+
+/// A stored form of weights, or of keys and values.
+pub(super) trait Form: Copy + Sync {
+    /// Inputs that one step takes.
+    const STEP: usize;
+    /// The inputs of a step.
+    type Input: Copy + Sync;
+    /// Those of one row, for all lanes.
+    type Spread<V: Lanes>: Copy;
+    /// The weights of 16 outputs for a step.
+    type Weights<V: Lanes>: Copy;
+
+    /// # Safety
+    /// One element lies behind `p`.
+    unsafe fn spread<V: Lanes>(p: *const Self::Input) -> Self::Spread<V>;
+    /// Weights of 16 outputs.
+    ///
+    /// # Safety
+    /// `16 * STEP` elements lie behind `p`.
+    unsafe fn half<V: Lanes>(p: *const Self) -> Self::Weights<V>;
+    /// A step of 16 chains.
+    fn step<V: Lanes>(sum: V, x: Self::Spread<V>, weights: Self::Weights<V>) -> V;
+    /// The step's first or second input alone.
+    fn part<V: Lanes>(sum: V, second: bool, x: Self::Spread<V>, weights: Self::Weights<V>) -> V;
+
+    /// Weights of outputs 0 to 15 and 16 to 31.
+    ///
+    /// # Safety
+    /// `32 * STEP` elements lie behind `p`.
+    #[inline(always)]
+    unsafe fn weights<V: Lanes>(p: *const Self) -> (Self::Weights<V>, Self::Weights<V>) {
+        // SAFETY: the caller's word.
+        unsafe { (Self::half(p), Self::half(p.add(16 * Self::STEP))) }
+    }
+}
+
+impl Form for u16 {
+    const STEP: usize = 2;
+    type Input = u32;
+    type Spread<V: Lanes> = V::Words;
+    type Weights<V: Lanes> = V::Words;
+
+    #[inline(always)]
+    unsafe fn spread<V: Lanes>(p: *const u32) -> V::Words {
+        // SAFETY: the caller's word.
+        unsafe { V::spread(p) }
+    }
+    #[inline(always)]
+    unsafe fn half<V: Lanes>(p: *const Self) -> V::Words {
+        // SAFETY: the caller's word.
+        unsafe { V::words(p) }
+    }
+    #[inline(always)]
+    fn step<V: Lanes>(sum: V, x: V::Words, weights: V::Words) -> V {
+        sum.dot(x, weights)
+    }
+    #[inline(always)]
+    fn part<V: Lanes>(sum: V, second: bool, x: V::Words, weights: V::Words) -> V {
+        match second {
+            false => sum.fma(V::first(x), V::first(weights)),
+            true => sum.fma(V::second(x), V::second(weights)),
+        }
+    }
+}
+
+impl Form for f32 {
+    const STEP: usize = 1;
+    type Input = f32;
+    type Spread<V: Lanes> = V;
+    type Weights<V: Lanes> = V;
+
+    #[inline(always)]
+    unsafe fn spread<V: Lanes>(p: *const f32) -> V {
+        // SAFETY: the caller's word.
+        V::splat(unsafe { *p })
+    }
+    #[inline(always)]
+    unsafe fn half<V: Lanes>(p: *const Self) -> V {
+        // SAFETY: the caller's word.
+        unsafe { V::load(p) }
+    }
+    #[inline(always)]
+    fn step<V: Lanes>(sum: V, x: V, weights: V) -> V {
+        sum.fma(x, weights)
+    }
+    #[inline(always)]
+    fn part<V: Lanes>(sum: V, _: bool, x: V, weights: V) -> V {
+        sum.fma(x, weights)
+    }
+}
