@@ -14,6 +14,8 @@ impl Plain for u32 {}
 
 /// `len` elements, zero at first. Pages that nobody touches cost nothing.
 pub(super) struct Region<T: Plain> {
+    /// What was allocated: the system's zeroed pages come with its own alignment alone.
+    block: *mut u8,
     start: *mut T,
     len: usize,
 }
@@ -25,27 +27,24 @@ unsafe impl<T: Plain> Sync for Region<T> {}
 
 impl<T: Plain> Region<T> {
     pub(super) fn new(len: usize) -> Self {
-        if len == 0 {
-            return Self {
-                start: std::ptr::without_provenance_mut(LINE),
-                len,
-            };
-        }
         let layout = Self::layout(len);
         // SAFETY: the layout is not empty.
-        let start = unsafe { alloc_zeroed(layout) };
-        if start.is_null() {
+        let block = unsafe { alloc_zeroed(layout) };
+        if block.is_null() {
             handle_alloc_error(layout);
         }
+        // SAFETY: the block is a line longer than the elements.
+        let start = unsafe { block.add(block.align_offset(LINE)) };
         Self {
+            block,
             start: start.cast(),
             len,
         }
     }
 
     fn layout(len: usize) -> Layout {
-        let bytes = len.saturating_mul(size_of::<T>());
-        match Layout::from_size_align(bytes, LINE) {
+        let bytes = len.saturating_mul(size_of::<T>()).saturating_add(LINE);
+        match Layout::from_size_align(bytes, align_of::<T>()) {
             Ok(layout) => layout,
             // More than the address space holds: report it as memory that is not there.
             Err(_) => handle_alloc_error(Layout::new::<T>()),
@@ -70,10 +69,8 @@ impl<T: Plain> std::ops::DerefMut for Region<T> {
 
 impl<T: Plain> Drop for Region<T> {
     fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: allocated in `new` with this very layout.
-            unsafe { dealloc(self.start.cast(), Self::layout(self.len)) }
-        }
+        // SAFETY: allocated in `new` with this very layout.
+        unsafe { dealloc(self.block, Self::layout(self.len)) }
     }
 }
 

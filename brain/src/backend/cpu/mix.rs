@@ -55,7 +55,7 @@ impl<F: Stored> Mix<'_, F> {
         macro_rules! mix {
             ($n:literal, $c:literal) => {{
                 let mut i = 0;
-                while i + $n <= self.queries.len() {
+                while self.queries.len() - i >= $n {
                     // SAFETY: the caller's word.
                     unsafe { self.some::<V, $n, $c>(page, d, i) };
                     i += $n;
