@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    depth::Batch,
+    cost::Batch,
     scheduler::{Event, Scheduler},
     types::{SeqOutput, SeqStep, Step, StepOutput, TokenId},
 };

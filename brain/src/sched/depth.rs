@@ -1,13 +1,13 @@
 //! How many drafts a sequence gets in its next round.
 //!
 //! Two things decide: how likely each draft is to be accepted, watched per sequence and position,
-//! and what one more draft costs, measured over whole steps. A draft is worth it when the token
-//! it is likely to bring costs less time than a token costs on average. Depth 0 is a fair answer,
-//! from which a cheap probe looks now and then whether drafting has become worth it.
+//! and what one more draft costs, measured over whole steps (see `cost`). The depth chosen is the
+//! one with the most tokens per second. Depth 0 is a fair answer, from which a cheap probe looks
+//! now and then whether drafting has become worth it.
 //!
 //! Pure: times come in as numbers, and nothing here can change a token.
 
-use std::time::Duration;
+use super::cost::{Batch, StepCost};
 
 /// Positions watched one by one; deeper ones count as the last.
 const WATCHED: usize = 16;
@@ -17,9 +17,8 @@ const PRIOR_WEIGHT: f64 = 3.0;
 const MEMORY: f64 = 0.96;
 /// A draft must beat the average token by this much: measured times waver.
 const MARGIN: f64 = 1.02;
-/// Rounds without drafts before the first probe, and at most between probes.
-const PROBE_AFTER: u32 = 16;
-const PROBE_AT_MOST: u32 = 256;
+/// Rounds that a sequence goes without drafts, while others draft, before its own are tried again.
+const RETRY_AFTER: u32 = 64;
 
 /// How often drafts were accepted at each position, given that all before them were.
 #[derive(Clone, Debug)]
@@ -60,100 +59,13 @@ impl Acceptance {
             None if at == 0 => 0.7,
             None => self.conditional(None, at - 1) * 0.95,
         };
-        (self.accepted[at] + expected * PRIOR_WEIGHT) / (self.checked[at] + PRIOR_WEIGHT)
+        // A guess fades as experience comes in; the experience of all stays what one is part of.
+        let weight = match prior {
+            Some(_) => PRIOR_WEIGHT,
+            None => PRIOR_WEIGHT * (1.0 - self.checked[at] * (1.0 - MEMORY)),
+        };
+        (self.accepted[at] + expected * weight) / (self.checked[at] + weight)
     }
-}
-
-/// What a step's cost depends on, drafts aside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Batch {
-    /// Sequences that decode.
-    pub sequences: usize,
-    /// Tokens each has in the cache, on average.
-    pub context: usize,
-}
-
-/// What steps cost, learned from steps that only decode.
-///
-/// For each batch size: the time of a step without drafts, and what each draft adds to it. Both
-/// are measured, not inferred from one another: a step without drafts is asked for when the last
-/// one is too long ago, or was at too different a context, to compare with.
-#[derive(Clone, Debug, Default)]
-pub struct StepCost {
-    by_batch: [BatchCost; BATCH_CLASSES],
-}
-
-/// Batches of 1, 2, 3–4, 5–8, … sequences.
-const BATCH_CLASSES: usize = 10;
-
-#[derive(Clone, Copy, Debug, Default)]
-struct BatchCost {
-    /// Seconds of a step without drafts.
-    base: Option<f64>,
-    /// Context of that step.
-    context: usize,
-    /// Seconds that a draft adds: making it in one step and checking it in the next.
-    per_draft: Option<f64>,
-    /// Steps since the last one without drafts.
-    age: u32,
-}
-
-/// Share of the base that a draft is guessed to cost before one was measured.
-const COST_GUESS: f64 = 0.1;
-/// Steps after which the base is measured again.
-const BASE_AGE: u32 = 128;
-/// Steps in which the base is fresh: what they add to it is the drafts' cost and little else.
-const FRESH: u32 = 2;
-
-impl StepCost {
-    /// Takes in how long a step took that verified or made `drafts` drafts (the mean of both).
-    pub fn observe(&mut self, batch: Batch, drafts: f64, elapsed: Duration) {
-        let seconds = elapsed.as_secs_f64();
-        if batch.sequences == 0 || seconds <= 0.0 {
-            return;
-        }
-        let cost = &mut self.by_batch[class(batch.sequences)];
-        if !cost.is_comparable(batch.context) {
-            cost.base = None;
-        }
-        // One slow step (a page fault, another process) must not turn the judgement.
-        let expected = cost
-            .base
-            .map(|base| base + drafts * cost.per_draft.unwrap_or(COST_GUESS * base));
-        let seconds = expected.map_or(seconds, |expected| seconds.min(3.0 * expected));
-        if drafts == 0.0 {
-            let base = cost.base.unwrap_or(seconds);
-            cost.base = Some(base + 0.25 * (seconds - base));
-            cost.context = batch.context;
-            cost.age = 0;
-        } else if let Some(base) = cost.base {
-            let per_draft = cost.per_draft.unwrap_or(COST_GUESS * base);
-            let added = (seconds - base).max(0.0) / drafts;
-            let trust = if cost.age < FRESH { 0.4 } else { 0.1 };
-            cost.per_draft = Some(per_draft + trust * drafts.min(1.0) * (added - per_draft));
-            cost.age += 1;
-        }
-    }
-
-    /// Seconds of a step without drafts, and of every draft in it; `None` when the former has to
-    /// be measured.
-    fn of(&self, batch: Batch) -> Option<(f64, f64)> {
-        let cost = &self.by_batch[class(batch.sequences)];
-        let base = cost.base.filter(|_| cost.is_comparable(batch.context))?;
-        Some((base, cost.per_draft.unwrap_or(COST_GUESS * base)))
-    }
-}
-
-impl BatchCost {
-    /// Whether the base was measured lately enough, at about this context.
-    fn is_comparable(&self, context: usize) -> bool {
-        let near = (self.context / 4).max(256);
-        self.age < BASE_AGE && self.context.abs_diff(context) <= near
-    }
-}
-
-fn class(sequences: usize) -> usize {
-    (sequences.max(1).next_power_of_two().trailing_zeros() as usize).min(BATCH_CLASSES - 1)
 }
 
 /// The depth of one sequence.
@@ -161,24 +73,27 @@ fn class(sequences: usize) -> usize {
 pub struct Depth {
     acceptance: Acceptance,
     idle_rounds: u32,
-    probe_after: u32,
+    retries: u32,
 }
 
 impl Depth {
     /// Takes a round in.
     pub fn observe(&mut self, drafted: usize, accepted: usize) {
         self.acceptance.observe(drafted, accepted);
-        if drafted > 0 {
-            self.idle_rounds = 0;
-            let paid = accepted > 0;
-            self.probe_after = if paid {
-                PROBE_AFTER
-            } else {
-                (self.probe_after * 2).min(PROBE_AT_MOST)
-            };
-        } else {
+        if drafted == 0 {
             self.idle_rounds += 1;
+            return;
         }
+        if drafted > 1 {
+            self.retries = 0;
+        } else if self.wants_retry() {
+            self.retries += 1;
+        }
+        self.idle_rounds = 0;
+    }
+
+    fn wants_retry(&self) -> bool {
+        self.idle_rounds >= RETRY_AFTER << self.retries.min(4)
     }
 
     /// Drafts for the next round, at most `at_most`.
@@ -203,7 +118,7 @@ impl Depth {
                 (best, best_rate) = (depth, rate);
             }
         }
-        if best == 0 && at_most > 0 && self.idle_rounds >= self.probe_after.max(PROBE_AFTER) {
+        if best == 0 && at_most > 0 && (cost.wants_probe(batch) || self.wants_retry()) {
             return 1;
         }
         best
@@ -212,143 +127,176 @@ impl Depth {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    const MILLI: Duration = Duration::from_millis(1);
     const LONE: Batch = Batch {
         sequences: 1,
         context: 1000,
     };
-    const PAIR: Batch = Batch {
-        sequences: 2,
-        context: 1000,
-    };
 
-    /// Runs rounds with the given chance of a right draft and cost per draft (in shares of the
-    /// base); the depth chosen in each of the last 100.
-    fn settle(right: f64, slope: f64, at_most: usize) -> Vec<usize> {
+    /// A drafter and a device as they really are, unknown to the code under test.
+    #[derive(Clone, Copy)]
+    struct Truth {
+        /// Chance of a right draft.
+        right: f64,
+        /// Cost of a draft in shares of a step without drafts.
+        slope: f64,
+        /// How much steps waver, in shares of their time.
+        noise: f64,
+    }
+
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn next(&mut self) -> f64 {
+            self.0 = self
+                .0
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (self.0 >> 40) as f64 / (1u64 << 24) as f64
+        }
+    }
+
+    /// Plays rounds in sequences of `length` tokens; returns the depths chosen and how many
+    /// steps without drafts the time per token is worth.
+    fn play(truth: Truth, length: usize, rounds: usize) -> (Vec<usize>, f64) {
         let (mut everyone, mut cost) = (Acceptance::default(), StepCost::default());
-        let (mut depth, mut chosen, mut luck) = (Depth::default(), Vec::new(), 0u64);
-        let mut drafts = 0;
-        for _ in 0..600 {
-            let mut accepted = 0;
-            while accepted < drafts {
-                luck = luck.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                if (luck >> 40) as f64 / (1u64 << 24) as f64 >= right {
-                    break;
-                }
-                accepted += 1;
-            }
+        let (mut depth, mut chosen, mut numbers) = (Depth::default(), Vec::new(), Numbers(9));
+        let (mut drafts, mut emitted, mut tokens, mut time) = (0, 0, 0, 0.0);
+        for _ in 0..rounds {
+            let accepted = (0..drafts)
+                .take_while(|_| numbers.next() < truth.right)
+                .count();
             depth.observe(drafts, accepted);
             everyone.observe(drafts, accepted);
-            let next = depth.choose(&everyone, &cost, LONE, at_most);
+            emitted += accepted + 1;
+            tokens += accepted + 1;
+            let left = length.saturating_sub(emitted + 1);
+            let next = depth.choose(&everyone, &cost, LONE, left.min(8));
             let mean = (drafts + next) as f64 / 2.0;
-            cost.observe(LONE, mean, MILLI.mul_f64(1.0 + slope * mean));
+            let step = (1.0 + truth.slope * mean) * (1.0 + truth.noise * (numbers.next() - 0.5));
+            time += step;
+            cost.observe(LONE, mean, Duration::from_secs_f64(step / 1000.0));
             drafts = next;
-            chosen.push(drafts);
+            chosen.push(next);
+            if emitted >= length {
+                (depth, drafts, emitted) = (Depth::default(), 0, 0);
+            }
         }
-        chosen.split_off(500)
+        (chosen, time / tokens as f64)
     }
 
     #[test]
-    fn good_cheap_drafts_go_deep_and_never_past_the_limit() {
-        let depths = settle(0.95, 0.05, 8);
-        assert!(depths.iter().sum::<usize>() >= 600, "{depths:?}");
-        assert!(depths.iter().all(|&d| d <= 8));
-    }
-
-    #[test]
-    fn useless_drafts_are_left_but_for_probes() {
-        let depths = settle(0.0, 0.2, 8);
-        assert!(depths.iter().sum::<usize>() <= 10, "{depths:?}");
-    }
-
-    #[test]
-    fn drafts_dearer_than_tokens_are_left_though_right() {
-        let depths = settle(0.9, 1.5, 8);
-        assert!(depths.iter().sum::<usize>() <= 15, "{depths:?}");
+    fn good_cheap_drafts_go_deep() {
+        let (depths, cost) = play(
+            Truth {
+                right: 0.95,
+                slope: 0.05,
+                noise: 0.2,
+            },
+            4000,
+            600,
+        );
+        let late = &depths[500..];
+        assert!(late.iter().sum::<usize>() >= 600, "{late:?}");
+        assert!(cost < 0.25, "{cost}");
     }
 
     #[test]
     fn middling_drafts_get_a_middling_depth() {
-        let depths = settle(0.6, 0.15, 8);
-        let mean = depths.iter().sum::<usize>() as f64 / 100.0;
+        let (depths, cost) = play(
+            Truth {
+                right: 0.6,
+                slope: 0.15,
+                noise: 0.2,
+            },
+            4000,
+            600,
+        );
+        let mean = depths[500..].iter().sum::<usize>() as f64 / 100.0;
         assert!((1.0..4.5).contains(&mean), "{mean}");
+        assert!(cost < 0.8, "{cost}");
     }
 
     #[test]
-    fn a_probe_finds_out_that_drafts_have_become_good() {
+    fn drafting_never_costs_whatever_drafts_bring_and_take() {
+        let (mut worst, mut played) = (0.0f64, 0);
+        for right in [0.0, 0.2, 0.5, 0.8, 0.95, 1.0] {
+            for slope in [0.0, 0.02, 0.1, 0.3, 0.6, 0.9, 1.5, 4.0] {
+                for (noise, length) in [(0.0, 30), (0.0, 4000), (0.3, 30), (0.3, 4000)] {
+                    let (_, cost) = play(
+                        Truth {
+                            right,
+                            slope,
+                            noise,
+                        },
+                        length,
+                        4000,
+                    );
+                    assert!(
+                        cost <= 1.02,
+                        "right {right}, slope {slope}, noise {noise}, length {length}: {cost}"
+                    );
+                    worst = worst.max(cost);
+                    played += 1;
+                }
+            }
+        }
+        println!("{played} mixes, at worst {worst:.4} of the time without drafts");
+    }
+
+    #[test]
+    fn drafting_comes_back_when_drafts_become_good() {
+        let (mut everyone, mut cost) = (Acceptance::default(), StepCost::default());
         let mut depth = Depth::default();
-        let (everyone, mut cost) = (Acceptance::default(), StepCost::default());
-        for k in 0..100 {
-            let drafts = f64::from(k % 3);
-            cost.observe(LONE, drafts, MILLI.mul_f64(1.0 + 0.3 * drafts));
-        }
-        for _ in 0..200 {
-            depth.observe(1, 0);
-        }
-        assert_eq!(depth.choose(&everyone, &cost, LONE, 4), 0);
-        let mut last = 0;
-        for _ in 0..20_000 {
-            depth.observe(last, last);
-            last = depth.choose(&everyone, &cost, LONE, 4);
-        }
-        assert!(last >= 2, "{last}");
-    }
-
-    #[test]
-    fn a_jump_of_the_context_is_not_taken_for_the_cost_of_drafts() {
-        let (everyone, mut cost) = (Acceptance::default(), StepCost::default());
-        let depth = Depth::default();
-        cost.observe(LONE, 0.0, MILLI);
-        (0..50).for_each(|_| cost.observe(LONE, 4.0, MILLI.mul_f64(1.2)));
-        let chosen = depth.choose(&everyone, &cost, LONE, 8);
-        assert!(chosen >= 2);
-        let far = Batch {
-            context: 50_000,
-            ..LONE
+        let mut drafts = 0;
+        let mut play = |right: bool, rounds: usize| {
+            for _ in 0..rounds {
+                let accepted = if right { drafts } else { 0 };
+                depth.observe(drafts, accepted);
+                everyone.observe(drafts, accepted);
+                let next = depth.choose(&everyone, &cost, LONE, 4);
+                let mean = (drafts + next) as f64 / 2.0;
+                cost.observe(LONE, mean, Duration::from_secs_f64(1e-3 + 1e-4 * mean));
+                drafts = next;
+            }
+            drafts
         };
-        cost.observe(far, 2.0, MILLI * 10);
-        cost.observe(far, 0.0, MILLI * 10);
-        assert!(depth.choose(&everyone, &cost, far, 8) >= chosen);
+        assert_eq!(play(false, 400), 0);
+        assert!(play(true, 20_000) >= 2);
     }
 
     #[test]
-    fn the_cost_without_drafts_is_measured_first_and_again() {
+    fn a_sequence_with_bad_drafts_among_good_ones_is_left_alone() {
+        let (mut everyone, mut cost) = (Acceptance::default(), StepCost::default());
+        (0..50).for_each(|_| everyone.observe(4, 4));
+        cost.observe(LONE, 0.0, Duration::from_millis(1));
+        cost.observe(LONE, 4.0, Duration::from_millis(2));
+        let mut bad = Depth::default();
+        assert!(bad.choose(&everyone, &cost, LONE, 4) > 0);
+        (0..40).for_each(|_| bad.observe(4, 0));
+        assert_eq!(bad.choose(&everyone, &cost, LONE, 4), 0);
+        (0..RETRY_AFTER).for_each(|_| bad.observe(0, 0));
+        assert_eq!(bad.choose(&everyone, &cost, LONE, 4), 1, "tried again");
+        bad.observe(1, 0);
+        assert_eq!(bad.choose(&everyone, &cost, LONE, 4), 0);
+    }
+
+    #[test]
+    fn nothing_is_drafted_unmeasured_or_beyond_the_limit() {
         let (everyone, mut cost) = (Acceptance::default(), StepCost::default());
         let depth = Depth::default();
+        assert_eq!(depth.choose(&everyone, &cost, LONE, 4), 0);
         cost.observe(LONE, 0.0, Duration::ZERO);
         assert_eq!(
             depth.choose(&everyone, &cost, LONE, 4),
             0,
             "no time is no measurement"
         );
-        cost.observe(LONE, 0.0, MILLI);
-        assert!(depth.choose(&everyone, &cost, LONE, 4) > 0);
-        assert_eq!(
-            depth.choose(&everyone, &cost, LONE, 0),
-            0,
-            "no more than allowed"
-        );
-        assert_eq!(
-            depth.choose(&everyone, &cost, PAIR, 4),
-            0,
-            "another batch is another cost"
-        );
-        let far = Batch {
-            context: 2000,
-            ..LONE
-        };
-        assert_eq!(
-            depth.choose(&everyone, &cost, far, 4),
-            0,
-            "another context is another cost"
-        );
-        (0..BASE_AGE).for_each(|_| cost.observe(LONE, 4.0, MILLI));
-        assert_eq!(
-            depth.choose(&everyone, &cost, LONE, 4),
-            0,
-            "the measurement is old"
-        );
+        cost.observe(LONE, 0.0, Duration::from_millis(1));
+        assert!((1..=4).contains(&depth.choose(&everyone, &cost, LONE, 4)));
+        assert_eq!(depth.choose(&everyone, &cost, LONE, 0), 0);
     }
 }

@@ -6,6 +6,7 @@
 pub mod anchors;
 pub mod blocks;
 pub mod commit;
+pub mod cost;
 pub mod depth;
 pub mod fair;
 pub mod math;

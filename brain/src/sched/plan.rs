@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{
     anchors::Hit,
-    depth::Batch,
+    cost::Batch,
     scheduler::Scheduler,
     sequence::{Resident, Sequence},
     types::{DraftDepth, SampleStep, SeqId, SeqStep, Step},

@@ -17,7 +17,8 @@ use std::{
 use super::{
     anchors::Anchors,
     blocks::BlockPool,
-    depth::{Acceptance, StepCost},
+    cost::StepCost,
+    depth::Acceptance,
     fair::Shares,
     request::{FinishReason, ValidRequest},
     sequence::{Outcome, Sequence},
