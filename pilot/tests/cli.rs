@@ -233,8 +233,8 @@ fn each_bad_input_is_one_line_a_status_and_nothing_else() {
     let away = "run Notes --brain 127.0.0.1:1";
     for (line, status, words) in [
         (away, 3, "cannot be reached"),
-        ("run Notes --brain nonsense", 3, "nonsense"),
-        ("run Notes --token-file nowhere", 3, "nowhere"),
+        ("run Notes --brain nonsense", 2, "nonsense"),
+        ("run Notes --token-file nowhere", 2, "nowhere"),
         (
             "run Notes --workspace nowhere",
             7,
