@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 use figment::value::{Dict, Value};
@@ -64,6 +64,15 @@ pub enum Command {
     Supervise {
         /// The command's folder.
         folder: PathBuf,
+    },
+    /// Become another program, one that dies with its parent; started by the demo
+    #[command(hide = true)]
+    Bound {
+        /// Process number of the parent.
+        parent: i32,
+        /// The program and its arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        line: Vec<OsString>,
     },
 }
 

@@ -4,12 +4,17 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, ExitStatus, Output, Stdio},
 };
 
 use pilot::demo::workspace::{FOLDER, Plan, REPORT, Record};
+use rustix::{
+    event::{PollFd, PollFlags},
+    process::{Pid, PidfdFlags, Signal},
+};
 use serde_json::{Value, json};
 
 const PILOT: &str = env!("CARGO_BIN_EXE_pilot");
@@ -85,8 +90,10 @@ fn brain(folder: &Path, turns: &[Value]) -> PathBuf {
     let script = folder.join("script.json");
     fs::write(&script, Value::from(turns.to_vec()).to_string()).unwrap();
     let program = folder.join("brain");
+    let pid = folder.join("brain.pid");
     let text = format!(
-        "#!/bin/sh\nexec '{}' '{}' \"$@\"\n",
+        "#!/bin/sh\necho $$ >'{}'\nexec '{}' '{}' \"$@\"\n",
+        pid.display(),
         stand_in.display(),
         script.display()
     );
@@ -95,8 +102,9 @@ fn brain(folder: &Path, turns: &[Value]) -> PathBuf {
     program
 }
 
-fn demo(folder: &Path, brain: &Path, kills: u32) -> Output {
-    Command::new(PILOT)
+fn demo_command(folder: &Path, brain: &Path, kills: u32) -> Command {
+    let mut command = Command::new(PILOT);
+    command
         .args([
             "demo",
             "--json",
@@ -108,9 +116,12 @@ fn demo(folder: &Path, brain: &Path, kills: u32) -> Output {
         .args(["--kills", &kills.to_string(), "--brain-program"])
         .arg(brain)
         .env("TMPDIR", folder)
-        .env("PILOT_BRAIN", "http://wrong:1")
-        .output()
-        .unwrap()
+        .env("PILOT_BRAIN", "http://wrong:1");
+    command
+}
+
+fn demo(folder: &Path, brain: &Path, kills: u32) -> Output {
+    demo_command(folder, brain, kills).output().unwrap()
 }
 
 fn summary(output: &Output) -> Value {
@@ -197,4 +208,50 @@ fn a_brain_that_cannot_start_is_one_line() {
     );
     let missing = demo(folder.path(), &folder.path().join("none"), 2);
     assert_eq!(missing.status.code(), Some(2));
+}
+
+/// Starts a demo, waits for its first tool call, ends it with `signal`, and returns once its
+/// brain and its pilot are gone.
+fn ended_by(signal: Signal) -> (tempfile::TempDir, ExitStatus) {
+    let folder = tempfile::tempdir().unwrap();
+    let turns = right_turns(&Plan::new(SEED, FILES));
+    let program = brain(folder.path(), &turns);
+    let mut child = demo_command(folder.path(), &program, 0)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains(r#""event":"tool_ended""#)));
+    let brain: i32 = fs::read_to_string(folder.path().join("brain.pid"))
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    let brain = Pid::from_raw(brain).unwrap();
+    let brain = rustix::process::pidfd_open(brain, PidfdFlags::empty()).unwrap();
+    let demo = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    rustix::process::kill_process(demo, signal).unwrap();
+    let status = child.wait().unwrap();
+    // The end of a process is told by its handle; a brain that lives on would hang the test here.
+    rustix::event::poll(&mut [PollFd::new(&brain, PollFlags::IN)], None).unwrap();
+    (folder, status)
+}
+
+#[test]
+fn a_demo_that_is_stopped_leaves_nothing() {
+    let (folder, status) = ended_by(Signal::TERM);
+    assert_eq!(status.code(), Some(130));
+    let left = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name());
+    let left: Vec<_> = left
+        .filter(|n| n.to_string_lossy().starts_with("pilot-demo"))
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_demo_that_is_killed_takes_its_programs_with_it() {
+    let (_folder, status) = ended_by(Signal::KILL);
+    assert_eq!(status.code(), None);
 }

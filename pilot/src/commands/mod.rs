@@ -52,6 +52,9 @@ fn dispatch(cli: Cli) -> Result<u8, Error> {
         supervisor::supervise(folder).map_err(|source| Error::Io { what, source })?;
         return Ok(0);
     }
+    if let Command::Bound { parent, line } = &cli.command {
+        return Err(crate::demo::bound::become_program(*parent, line));
+    }
     let loaded = Config::load(cli.shared.config.as_deref(), cli.settings())?;
     if cli.shared.print_config {
         print(&loaded.describe()?)?;
@@ -66,7 +69,7 @@ fn dispatch(cli: Cli) -> Result<u8, Error> {
             on_runtime(&config, |shutdown| run::resume(&config, *args, shutdown))
         }
         Command::Demo(args) => crate::demo::run(&args),
-        Command::Supervise { .. } => Ok(0),
+        Command::Supervise { .. } | Command::Bound { .. } => Ok(0),
     }
 }
 

@@ -182,7 +182,7 @@ impl<'a> Marathon<'a> {
         self.brain.kill()?;
         let both = due.kill == BrainKill::WithPilot;
         self.record.brain_killed();
-        let moment = "in the middle of an answer".to_owned();
+        let moment = "while an answer comes in".to_owned();
         self.stage(Stage::Killed {
             side: Side::Brain,
             moment,

@@ -1,6 +1,7 @@
 //! `pilot demo`: a marathon on the small built-in model that is killed again and again, beside the
 //! same marathon left alone, and the proof that both did the same and the right thing.
 
+pub mod bound;
 pub mod folder;
 pub mod marathon;
 pub mod oracle;

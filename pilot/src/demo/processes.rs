@@ -11,6 +11,7 @@ use std::{
     thread,
 };
 
+use super::bound;
 use crate::run::event::RunEvent;
 
 /// What the demo hears.
@@ -225,7 +226,7 @@ impl PilotProgram {
 
 /// A command with piped output that no setting in the environment reaches.
 fn clean(program: &Path) -> Command {
-    let mut command = Command::new(program);
+    let mut command = bound::command(program);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("BRAIN_") || text.starts_with("PILOT_") {
