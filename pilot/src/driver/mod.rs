@@ -130,8 +130,8 @@ pub struct Driver {
     resume: Option<Resume>,
     /// The call whose intent this very process journaled: it is not in doubt.
     fresh_intent: Option<u64>,
-    /// The model was checked since the brain was last away.
-    checked: bool,
+    /// The view was told of the brain since it was last away.
+    greeted: bool,
     /// Shapes of answers (stop token, with calls) that the brain could append to.
     followed: BTreeSet<(Option<u32>, bool)>,
 }
@@ -174,7 +174,7 @@ impl Driver {
             ledger,
             resume,
             fresh_intent: None,
-            checked: false,
+            greeted: false,
             followed: BTreeSet::new(),
         }
     }

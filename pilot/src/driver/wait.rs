@@ -30,7 +30,7 @@ impl Driver {
         attempts: &mut Attempts,
     ) -> Result<(), Halt> {
         // Whoever answers next may be somebody else.
-        self.checked = false;
+        self.greeted = false;
         match error {
             BrainError::Away { reason, .. } => {
                 attempts.away += 1;
@@ -102,12 +102,9 @@ impl Driver {
         self.ask(|brain| async move { brain.model().await }).await
     }
 
-    /// Makes sure that the brain serves the run's model, template included, before it is asked for
-    /// anything whose answer the fingerprint does not guard.
+    /// Makes sure that the brain serves the run's model, template included, before it renders: a
+    /// rendering carries no fingerprint, and a channel that reconnected by itself does not say so.
     pub(super) async fn check_model(&mut self) -> Result<(), Halt> {
-        if self.checked {
-            return Ok(());
-        }
         let model = self.model().await?;
         let pin = &self.state().created.model;
         let differs = |expected: &str, found: &str| {
@@ -124,7 +121,9 @@ impl Driver {
                 &template(&model.template_hash),
             );
         }
-        self.checked = true;
+        if std::mem::replace(&mut self.greeted, true) {
+            return Ok(());
+        }
         self.tell(&RunEvent::BrainReached {
             model: model.name,
             fingerprint: model.fingerprint,
