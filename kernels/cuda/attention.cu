@@ -13,6 +13,9 @@
 // bits do not depend on the rows beside it. A second kernel merges a row's own splits in order.
 //
 // Pages: [page][kv head][keys, then values][slot][element], bf16; a page is a multiple of 32 slots.
+// In a values-only layer (one projection for both) a page holds values alone, half the bytes, and a
+// tile's keys are formed in shared memory: key = turn(norm weight x value), rounded once. The sines
+// add 512 bytes a key, shared by all heads.
 //
 // Compiled for all targets; not yet run.
 #include "abi.cuh"
@@ -24,16 +27,18 @@ namespace {
 
 constexpr int THREADS = 256;
 
-template <int D, int Q>
+template <int D, int Q, bool V>
 struct Layout {
     static constexpr int PITCH = D * 2;
     static constexpr int TILE = TILE_KEYS * PITCH;
-    static constexpr int STAGES = D == 512 ? 2 : 3;
+    static constexpr int STAGES = !V && D == 512 ? 2 : 3;
+    static constexpr int STAGE = V ? TILE : 2 * TILE;
     static constexpr int VECTORS = 16 * Q;
     static constexpr int SCORE_PITCH = TILE_KEYS + 4;   // floats
     static constexpr int WEIGHT_PITCH = TILE_KEYS * 2 + 16;  // bytes
     static constexpr int RING = VECTORS * PITCH;
-    static constexpr int SCORES = RING + STAGES * 2 * TILE;
+    static constexpr int KEYS = RING + STAGES * STAGE;  // formed keys, values-only layers
+    static constexpr int SCORES = KEYS + (V ? TILE : 0);
     static constexpr int WEIGHTS = SCORES + VECTORS * SCORE_PITCH * 4;
     static constexpr int RESCALE = WEIGHTS + VECTORS * WEIGHT_PITCH;
     static constexpr int RANGES = RESCALE + VECTORS * 4;
@@ -54,16 +59,16 @@ __device__ __forceinline__ uint32_t chunk_at(uint32_t row, uint32_t chunk) {
     return row * PITCH + (chunk ^ row % 8) * 16;
 }
 
-template <int D, int Q>
+template <int D, int Q, bool V>
 __device__ __forceinline__ void fetch_tile(const AttentionArgs& a, const Work& w, uint32_t position,
                                            uint32_t page, uint32_t stage) {
-    using L = Layout<D, Q>;
+    using L = Layout<D, Q, V>;
     const uint64_t head = static_cast<uint64_t>(page) * a.kv_heads + w.head;
     const uint16_t* keys =
-        reinterpret_cast<const uint16_t*>(a.kv) + (head * 2 * a.page + position % a.page) * D;
+        reinterpret_cast<const uint16_t*>(a.kv) + (head * (V ? 1 : 2) * a.page + position % a.page) * D;
     constexpr int CHUNKS = D / 8;
 #pragma unroll
-    for (int j = 0; j < static_cast<int>(2 * TILE_KEYS * CHUNKS / THREADS); j++) {
+    for (int j = 0; j < static_cast<int>((V ? 1 : 2) * TILE_KEYS * CHUNKS / THREADS); j++) {
         uint32_t i = j * THREADS + threadIdx.x;
         uint32_t which = i / (TILE_KEYS * CHUNKS), key = i / CHUNKS % TILE_KEYS, chunk = i % CHUNKS;
         // Slots nobody sees may hold anything; as zeros they cannot make a NaN.
@@ -74,10 +79,52 @@ __device__ __forceinline__ void fetch_tile(const AttentionArgs& a, const Work& w
     }
 }
 
+// The keys of a tile of values. A thread has eight elements of the lower half of a key and their
+// partners in the upper half.
+template <int D, int Q, bool V>
+__device__ __forceinline__ void form_keys(const AttentionArgs& a, const Work& w, uint32_t position,
+                                          uint32_t values, uint32_t keys) {
+    using L = Layout<D, Q, V>;
+    constexpr uint32_t CHUNKS = D / 16;
+    const float* norm = reinterpret_cast<const float*>(a.k_norm);
+    for (uint32_t i = threadIdx.x; i < TILE_KEYS * CHUNKS; i += THREADS) {
+        const uint32_t key = i / CHUNKS, chunk = i % CHUNKS;
+        const uint32_t low_at = chunk_at<L::PITCH>(key, chunk);
+        const uint32_t high_at = chunk_at<L::PITCH>(key, chunk + CHUNKS);
+        uint4 low = load_shared16(values + low_at), high = load_shared16(values + high_at);
+        uint32_t* low_words = &low.x;
+        uint32_t* high_words = &high.x;
+        const bool seen = position + key >= w.low && position + key < w.high;
+        const float2* turns = reinterpret_cast<const float2*>(a.turns) +
+                              static_cast<uint64_t>(position + key) * a.pairs;
+#pragma unroll
+        for (int word = 0; word < 4; word++) {
+            float l[2] = {low_bf16(low_words[word]), high_bf16(low_words[word])};
+            float h[2] = {low_bf16(high_words[word]), high_bf16(high_words[word])};
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const uint32_t j = chunk * 8 + word * 2 + half;
+                const float x = l[half] * norm[j], y = h[half] * norm[j + D / 2];
+                l[half] = x;
+                h[half] = y;
+                if (seen && j < a.pairs) {
+                    const float2 t = turns[j];
+                    l[half] = x * t.x - y * t.y;
+                    h[half] = y * t.x + x * t.y;
+                }
+            }
+            low_words[word] = pack_bf16(l[0], l[1]);
+            high_words[word] = pack_bf16(h[0], h[1]);
+        }
+        store_shared16(keys + low_at, low);
+        store_shared16(keys + high_at, high);
+    }
+}
+
 // Scores of 16 vectors by 8 keys, for the blocks (q, n) that fall to this warp.
-template <int D, int Q>
+template <int D, int Q, bool V>
 __device__ __forceinline__ void scores(uint32_t base, uint32_t keys) {
-    using L = Layout<D, Q>;
+    using L = Layout<D, Q, V>;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (uint32_t block = warp; block < 4 * Q; block += THREADS / 32) {
         uint32_t q = block / 4, n = block % 4;
@@ -104,10 +151,10 @@ struct State {
     float most, sum;
 };
 
-template <int D, int Q>
+template <int D, int Q, bool V>
 __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_t position,
                                        State& state) {
-    using L = Layout<D, Q>;
+    using L = Layout<D, Q, V>;
     const uint32_t part = threadIdx.x % 8;
     const uint2 range = *reinterpret_cast<const uint2*>(shared + L::RANGES + vector * 8);
     const float4 scored = *reinterpret_cast<const float4*>(
@@ -140,10 +187,10 @@ __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_
 }
 
 // out = out * rescale + weights x values, D/8 columns a warp.
-template <int D, int Q>
+template <int D, int Q, bool V>
 __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t values,
                                     float (&out)[Q][D / 64][4]) {
-    using L = Layout<D, Q>;
+    using L = Layout<D, Q, V>;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int q = 0; q < Q; q++) {
@@ -197,9 +244,9 @@ __device__ __forceinline__ uint2 place(const Work& w, uint32_t vector) {
     return make_uint2(w.row + vector / w.group, w.head * w.group + vector % w.group);
 }
 
-template <int D, int Q>
+template <int D, int Q, bool V>
 __device__ __forceinline__ void attend(const AttentionArgs& a) {
-    using L = Layout<D, Q>;
+    using L = Layout<D, Q, V>;
     extern __shared__ __align__(128) uint8_t shared[];
     let_dependents_start();
     wait_for_inputs();
@@ -260,8 +307,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
 #pragma unroll
     for (int i = 0; i < L::STAGES - 1; i++) {
         if (i < tiles)
-            fetch_tile<D, Q>(a, w, (first_tile + i) * TILE_KEYS, pages[i],
-                             base + L::RING + i * 2 * L::TILE);
+            fetch_tile<D, Q, V>(a, w, (first_tile + i) * TILE_KEYS, pages[i],
+                             base + L::RING + i * L::STAGE);
         copy_commit();
     }
 
@@ -273,23 +320,29 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
 
     for (uint32_t t = 0; t < tiles; t++) {
         const uint32_t position = (first_tile + t) * TILE_KEYS;
-        const uint32_t stage = base + L::RING + t % L::STAGES * 2 * L::TILE;
+        const uint32_t stage = base + L::RING + t % L::STAGES * L::STAGE;
         copy_wait<L::STAGES - 2>();
         __syncthreads();
         const uint32_t next = t + L::STAGES - 1;
         if (next < tiles)
-            fetch_tile<D, Q>(a, w, (first_tile + next) * TILE_KEYS, pages[next],
-                             base + L::RING + next % L::STAGES * 2 * L::TILE);
+            fetch_tile<D, Q, V>(a, w, (first_tile + next) * TILE_KEYS, pages[next],
+                             base + L::RING + next % L::STAGES * L::STAGE);
         copy_commit();
-        scores<D, Q>(base, stage);
+        const uint32_t keys = V ? base + L::KEYS : stage;
+        const uint32_t values = V ? stage : stage + L::TILE;
+        if (V) {
+            form_keys<D, Q, V>(a, w, position, values, keys);
+            __syncthreads();
+        }
+        scores<D, Q, V>(base, keys);
         __syncthreads();
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
             uint32_t vector = p * (THREADS / 8) + threadIdx.x / 8;
-            if (vector < L::VECTORS) soften<D, Q>(shared, vector, position, state[p]);
+            if (vector < L::VECTORS) soften<D, Q, V>(shared, vector, position, state[p]);
         }
         __syncthreads();
-        mix<D, Q>(shared, base, stage + L::TILE, out);
+        mix<D, Q, V>(shared, base, values, out);
     }
     copy_wait<0>();
 
@@ -361,18 +414,22 @@ extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs
     *reinterpret_cast<uint32_t*>(out) = pack_bf16(first / sum, second / sum);
 }
 
-#define ATTENTION(name, dim, blocks, at_least)                                              \
+#define ATTENTION(name, dim, blocks, values_only, at_least)                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, at_least)                         \
         name(const __grid_constant__ AttentionArgs a) {                                     \
-        attend<dim, blocks>(a);                                                             \
+        attend<dim, blocks, values_only>(a);                                                \
     }                                                                                       \
-    static_assert(Layout<dim, blocks>::BYTES <= 227 * 1024 / at_least - 1024, "fits a card");
+    static_assert(Layout<dim, blocks, values_only>::BYTES <= 227 * 1024 / at_least - 1024,  \
+                  "fits a card");
 
-ATTENTION(attention_d64_q1, 64, 1, 2)
-ATTENTION(attention_d64_q3, 64, 3, 2)
-ATTENTION(attention_d128_q1, 128, 1, 2)
-ATTENTION(attention_d128_q3, 128, 3, 2)
-ATTENTION(attention_d256_q1, 256, 1, 2)
-ATTENTION(attention_d256_q3, 256, 3, 1)
-ATTENTION(attention_d512_q1, 512, 1, 1)
-ATTENTION(attention_d512_q3, 512, 3, 1)
+ATTENTION(attention_d64_q1, 64, 1, false, 2)
+ATTENTION(attention_d64_q3, 64, 3, false, 2)
+ATTENTION(attention_d128_q1, 128, 1, false, 2)
+ATTENTION(attention_d128_q3, 128, 3, false, 2)
+ATTENTION(attention_d256_q1, 256, 1, false, 2)
+ATTENTION(attention_d256_q3, 256, 3, false, 1)
+ATTENTION(attention_d512_q1, 512, 1, false, 1)
+ATTENTION(attention_d512_q3, 512, 3, false, 1)
+// The only head that real values-only layers have.
+ATTENTION(attention_values_d512_q1, 512, 1, true, 1)
+ATTENTION(attention_values_d512_q3, 512, 3, true, 1)

@@ -118,30 +118,20 @@ __device__ __forceinline__ void run(const HeadsArgs& a) {
         reinterpret_cast<const uint32_t*>(a.table) + static_cast<uint64_t>(seq) * a.table_pitch;
     const uint32_t page =
         table[position / a.page - reinterpret_cast<const uint32_t*>(a.table_first)[seq]];
-    uint16_t* keys = reinterpret_cast<uint16_t*>(a.kv) +
-                     ((static_cast<uint64_t>(page) * a.kv_heads + unit) * 2 * a.page +
-                      position % a.page) * D;
-    uint16_t* values = keys + static_cast<uint64_t>(a.page) * D;
-    const float* k_norm = reinterpret_cast<const float*>(a.k_norm);
+    const uint64_t slot = static_cast<uint64_t>(page) * a.kv_heads + unit;
+    uint16_t* pages = reinterpret_cast<uint16_t*>(a.kv);
+    uint16_t* keys = pages + (slot * 2 * a.page + position % a.page) * D;
+    uint16_t* values = a.from_values ? pages + (slot * a.page + position % a.page) * D
+                                     : keys + static_cast<uint64_t>(a.page) * D;
 
     const uint16_t* k_at = x + (a.heads + unit) * D;
     const uint16_t* v_at = a.from_values ? k_at : k_at + a.kv_heads * D;
     Part<D> v = read_head<D>(v_at, lane);
     norm_head(v, nullptr, a.eps, lane);
     write_head(values, lane, v);
-    Part<D> k;
-    if (a.from_values) {
-        // turn(weight * value), rounded once at the end.
-        k = v;
-#pragma unroll
-        for (int i = 0; i < Part<D>::N; i++) {
-            k.low[i] = k.low[i] * k_norm[lane * Part<D>::N + i];
-            k.high[i] = k.high[i] * k_norm[D / 2 + lane * Part<D>::N + i];
-        }
-    } else {
-        k = read_head<D>(k_at, lane);
-        norm_head(k, k_norm, a.eps, lane);
-    }
+    if (a.from_values) return;  // attention forms the keys
+    Part<D> k = read_head<D>(k_at, lane);
+    norm_head(k, reinterpret_cast<const float*>(a.k_norm), a.eps, lane);
     turn(k, turns, a.pairs, lane);
     write_head(keys, lane, k);
 }

@@ -57,14 +57,18 @@ struct AttentionArgs {
     dptr partial;      // fp32 [rows][heads][splits][head_dim]
     dptr weight;       // fp32 [rows][heads][splits][2]: maximum, sum
     dptr out;          // bf16 [rows][ldo]
+    dptr k_norm;       // values-only layers: fp32 [head_dim], the key norm's weights
+    dptr turns;        // values-only layers: fp32 x 2 [positions][pairs]: cosine, sine
     uint32_t heads, kv_heads;
     uint32_t page;     // slots of a page
     uint32_t window;   // keys a row sees at most; 0: all
     uint32_t ldq, ldo;
     uint32_t splits, table_pitch;
+    uint32_t pairs;    // values-only layers: pairs that turn
+    uint32_t pad;
 };
-static_assert(sizeof(AttentionArgs) == 104, "mirrored in abi.rs");
-static_assert(offsetof(AttentionArgs, heads) == 72, "mirrored in abi.rs");
+static_assert(sizeof(AttentionArgs) == 128, "mirrored in abi.rs");
+static_assert(offsetof(AttentionArgs, heads) == 88, "mirrored in abi.rs");
 
 // Norms over whole rows, width a multiple of 8 up to 8192; bf16 rows, fp32 weights.
 struct NormArgs {
@@ -97,7 +101,7 @@ struct HeadsArgs {
     uint32_t heads, kv_heads;
     uint32_t ld, pairs;
     uint32_t page, table_pitch;
-    uint32_t from_values;  // 1: no separate values; keys are formed from the stored values
+    uint32_t from_values;  // 1: a values-only layer: the key projection gives values, no keys
     float eps;
 };
 static_assert(sizeof(HeadsArgs) == 104, "mirrored in abi.rs");

@@ -13,7 +13,8 @@ pub const TILE_KEYS: usize = 32;
 pub struct AttentionArgs {
     /// bf16 `[rows][ldq]`, heads one behind the other.
     pub q: DevicePtr,
-    /// The layer's pages: `[page][kv head][keys, then values][slot][element]`, bf16.
+    /// The layer's pages: `[page][kv head][keys, then values][slot][element]`, bf16;
+    /// `[page][kv head][slot][element]` in values-only layers.
     pub kv: DevicePtr,
     /// `u32 [seqs][table_pitch]`: pages.
     pub table: DevicePtr,
@@ -29,6 +30,10 @@ pub struct AttentionArgs {
     pub weight: DevicePtr,
     /// bf16 `[rows][ldo]`.
     pub out: DevicePtr,
+    /// Values-only layers: fp32 `[head_dim]`, the key norm's weights.
+    pub k_norm: DevicePtr,
+    /// Values-only layers: fp32 `[positions][pairs][2]`: cosine, sine.
+    pub turns: DevicePtr,
     /// Query heads.
     pub heads: u32,
     /// Heads of keys and values.
@@ -45,9 +50,13 @@ pub struct AttentionArgs {
     pub splits: u32,
     /// Pitch of the table.
     pub table_pitch: u32,
+    /// Values-only layers: pairs that turn.
+    pub pairs: u32,
+    /// Zero.
+    pub pad: u32,
 }
 
-const _: () = assert!(size_of::<AttentionArgs>() == 104 && offset_of!(AttentionArgs, heads) == 72);
+const _: () = assert!(size_of::<AttentionArgs>() == 128 && offset_of!(AttentionArgs, heads) == 88);
 
 /// The split that a position falls into (`cuda/include/splits.cuh`).
 pub fn split_of(position: usize, sliding: bool) -> usize {
@@ -73,6 +82,8 @@ pub fn splits_of_row(first: usize, end: usize, sliding: bool) -> usize {
 pub struct AttentionPlan {
     /// Elements of a head: 64, 128, 256 or 512.
     pub head_dim: usize,
+    /// Only values are stored, keys are formed from them (head_dim 512 alone).
+    pub values_only: bool,
     /// Query vectors of a block, in sixteens: 1 or 3.
     pub blocks: usize,
     /// Grid: splits, KV heads times blocks of vectors, spans.
@@ -94,14 +105,19 @@ impl AttentionPlan {
         rows: usize,
         spans: usize,
         splits: usize,
+        values_only: bool,
     ) -> Self {
         let vectors = rows * heads / kv_heads;
         let blocks = if vectors <= 16 { 1 } else { 3 };
         let per_block = 16 * blocks;
         let pitch = head_dim * 2;
-        let stages = if head_dim == 512 { 2 } else { 3 };
+        let tiles = match (values_only, head_dim) {
+            (true, _) => 3 + 1,
+            (false, 512) => 2 * 2,
+            (false, _) => 3 * 2,
+        };
         let shared = per_block * pitch
-            + stages * 2 * TILE_KEYS * pitch
+            + tiles * TILE_KEYS * pitch
             + per_block * (TILE_KEYS + 4) * 4
             + per_block * (TILE_KEYS * 2 + 16)
             + per_block * 12
@@ -109,6 +125,7 @@ impl AttentionPlan {
         let height = kv_heads * vectors.div_ceil(per_block);
         Self {
             head_dim,
+            values_only,
             blocks,
             grid: [splits as u32, height as u32, spans as u32],
             shared,
@@ -117,7 +134,8 @@ impl AttentionPlan {
 
     /// Name of the kernel in the unit `attention`.
     pub fn kernel(&self) -> String {
-        format!("attention_d{}_q{}", self.head_dim, self.blocks)
+        let keys = if self.values_only { "values_" } else { "" };
+        format!("attention_{keys}d{}_q{}", self.head_dim, self.blocks)
     }
 }
 
@@ -144,7 +162,7 @@ mod tests {
         for head_dim in [64, 128, 256, 512] {
             for rows in 1..=9 {
                 for (heads, kv_heads) in [(8, 8), (8, 1), (16, 1), (32, 4)] {
-                    let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1);
+                    let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1, false);
                     assert!(plan.shared <= 227 * 1024, "{plan:?}");
                     let vectors = rows * heads / kv_heads;
                     let covered = plan.grid[1] as usize / kv_heads * 16 * plan.blocks;

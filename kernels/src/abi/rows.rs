@@ -79,7 +79,7 @@ pub struct HeadsArgs {
     pub page: u32,
     /// Pitch of the table.
     pub table_pitch: u32,
-    /// 1: no separate values; keys are formed from the stored values.
+    /// 1: a values-only layer: the key projection gives values, and no keys are stored.
     pub from_values: u32,
     /// Of the norms.
     pub eps: f32,

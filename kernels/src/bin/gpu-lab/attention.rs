@@ -6,7 +6,7 @@ use marathon_kernels::{
 };
 
 use crate::{
-    data::{Rng, Score, ulp, wide},
+    data::{Rng, Score, round, ulp, wide},
     report::Report,
 };
 
@@ -22,9 +22,16 @@ pub(crate) struct Case {
     pub(crate) rows: usize,
     /// Keys that the last row sees the end of.
     pub(crate) end: usize,
+    /// Only values are stored.
+    pub(crate) values_only: bool,
 }
 
 impl Case {
+    /// Tiles of keys and of values that a page holds.
+    fn sides(&self) -> usize {
+        if self.values_only { 1 } else { 2 }
+    }
+
     fn first_key(&self, end: usize) -> usize {
         if self.window == 0 {
             0
@@ -37,6 +44,9 @@ impl Case {
         splits_of_row(self.first_key(first_end), last_end, self.window > 0)
     }
 }
+
+/// Pairs that turn in values-only layers.
+pub(crate) const PAIRS: usize = 64;
 
 /// Buffers of one call: some rows of one sequence.
 pub(crate) struct Call {
@@ -77,6 +87,8 @@ impl Call {
             partial: device.address(&partial),
             weight: device.address(&weight),
             out: device.address(&out),
+            k_norm: device.address(&pool.k_norm),
+            turns: device.address(&pool.turns),
             heads: case.heads as u32,
             kv_heads: case.kv_heads as u32,
             page: case.page as u32,
@@ -85,8 +97,18 @@ impl Call {
             ldo: width as u32,
             splits: splits as u32,
             table_pitch: pool.pages as u32,
+            pairs: PAIRS as u32,
+            pad: 0,
         };
-        let plan = AttentionPlan::plan(case.head_dim, case.heads, case.kv_heads, rows, 1, splits);
+        let plan = AttentionPlan::plan(
+            case.head_dim,
+            case.heads,
+            case.kv_heads,
+            rows,
+            1,
+            splits,
+            case.values_only,
+        );
         let _kept = (spans, ends, partial, weight);
         Ok(Self {
             args,
@@ -125,12 +147,63 @@ pub(crate) struct Pool {
     table: Buffer<u32>,
     table_first: Buffer<u32>,
     pages: usize,
+    k_norm: Buffer<f32>,
+    turns: Buffer<f32>,
 }
 
 /// Keys and values by position: `[position][kv head][element]`.
 struct Stored {
     keys: Vec<u16>,
     values: Vec<u16>,
+    k_norm: Vec<f32>,
+    turns: Vec<f32>,
+}
+
+impl Stored {
+    fn random(case: &Case, rng: &mut Rng) -> Self {
+        let dim = case.head_dim;
+        let len = case.end * case.kv_heads * dim;
+        let values = rng.normals(len, 1.0);
+        if !case.values_only {
+            let keys = rng.normals(len, 1.0);
+            return Self {
+                keys,
+                values,
+                k_norm: vec![0.0],
+                turns: vec![0.0],
+            };
+        }
+        let k_norm = rng.norm_weights(dim);
+        let turns: Vec<f32> = (0..case.end * PAIRS)
+            .flat_map(|i| {
+                let power = -2.0 * (i % PAIRS) as f64 / dim as f64;
+                let angle = (i / PAIRS) as f64 * 1e6f64.powf(power);
+                [angle.cos() as f32, angle.sin() as f32]
+            })
+            .collect();
+        let mut keys = Vec::with_capacity(len);
+        for (head, value) in values.chunks_exact(dim).enumerate() {
+            let position = head / case.kv_heads;
+            let mut key: Vec<f64> = value
+                .iter()
+                .zip(&k_norm)
+                .map(|(v, w)| wide(*v) * f64::from(*w))
+                .collect();
+            for j in 0..PAIRS {
+                let at = (position * PAIRS + j) * 2;
+                let (cos, sin) = (f64::from(turns[at]), f64::from(turns[at + 1]));
+                let (a, b) = (key[j], key[j + dim / 2]);
+                (key[j], key[j + dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+            keys.extend(key.iter().map(|k| round(*k).1));
+        }
+        Self {
+            keys,
+            values,
+            k_norm,
+            turns,
+        }
+    }
 }
 
 impl Pool {
@@ -149,14 +222,17 @@ impl Pool {
             order.swap(i, rng.below(i + 1));
         }
         let dim = case.head_dim;
-        let mut kv = vec![0x7fffu16; order.len() * case.kv_heads * 2 * case.page * dim];
+        let mut kv = vec![0x7fffu16; order.len() * case.kv_heads * case.sides() * case.page * dim];
         for position in first..case.end {
             let page = order[position / case.page - first_page] as usize;
             for head in 0..case.kv_heads {
                 let from = (position * case.kv_heads + head) * dim;
-                let base = (page * case.kv_heads + head) * 2 * case.page + position % case.page;
-                kv[base * dim..][..dim].copy_from_slice(&stored.keys[from..][..dim]);
-                let base = base + case.page;
+                let slot = (page * case.kv_heads + head) * case.sides() * case.page;
+                let mut base = slot + position % case.page;
+                if !case.values_only {
+                    kv[base * dim..][..dim].copy_from_slice(&stored.keys[from..][..dim]);
+                    base += case.page;
+                }
                 kv[base * dim..][..dim].copy_from_slice(&stored.values[from..][..dim]);
             }
         }
@@ -165,6 +241,8 @@ impl Pool {
             table: device.upload(&order[..pages])?,
             table_first: device.upload(&[first_page as u32])?,
             pages,
+            k_norm: device.upload(&stored.k_norm)?,
+            turns: device.upload(&stored.turns)?,
         })
     }
 
@@ -176,7 +254,7 @@ impl Pool {
     ) -> Result<Self, DeviceError> {
         let first_page = case.first_key(case.end) / case.page;
         let pages = case.end.div_ceil(case.page) - first_page;
-        let len = pages * case.kv_heads * 2 * case.page * case.head_dim;
+        let len = pages * case.kv_heads * case.sides() * case.page * case.head_dim;
         let kv = device.zeros::<u16>(len)?;
         fill(device.address(&kv), 2 * len as u64)?;
         let order: Vec<u32> = (0..pages as u32).collect();
@@ -185,6 +263,11 @@ impl Pool {
             table: device.upload(&order)?,
             table_first: device.upload(&[first_page as u32])?,
             pages,
+            k_norm: device.upload(&vec![1f32; case.head_dim])?,
+            turns: match case.values_only {
+                true => device.zeros(case.end * PAIRS * 2)?,
+                false => device.zeros(2)?,
+            },
         })
     }
 }
@@ -199,6 +282,7 @@ pub(crate) fn check(device: &Device, report: &mut Report, small: bool) -> Result
         page,
         rows,
         end,
+        values_only: false,
     };
     let mut cases = vec![
         case(64, 4, 4, 0, 32, 1, 1),
@@ -207,7 +291,19 @@ pub(crate) fn check(device: &Device, report: &mut Report, small: bool) -> Result
         case(256, 8, 2, 128, 32, 4, 200),
         case(512, 16, 1, 0, 32, 2, 161),
     ];
+    cases.push(Case {
+        values_only: true,
+        ..case(512, 16, 1, 0, 32, 2, 161)
+    });
+    cases.push(Case {
+        values_only: true,
+        ..case(512, 8, 4, 0, 64, 5, 70)
+    });
     if !small {
+        cases.push(Case {
+            values_only: true,
+            ..case(512, 32, 4, 0, 32, 5, 4500)
+        });
         cases.extend([
             case(256, 32, 16, 1024, 32, 5, 1500),
             case(256, 32, 16, 1024, 32, 1, 1024),
@@ -242,11 +338,7 @@ fn one(
     let rows = rows.min(end);
     let ends: Vec<u32> = (0..rows).map(|r| (end - rows + 1 + r) as u32).collect();
     let first = case.first_key(ends[0] as usize);
-    let len = end * kv_heads * dim;
-    let stored = Stored {
-        keys: rng.normals(len, 1.0),
-        values: rng.normals(len, 1.0),
-    };
+    let stored = Stored::random(case, rng);
     let pool = Pool::new(device, case, first, &stored, rng)?;
     // Scores of deviation four: a few keys carry most of the weight.
     let q = rng.normals(rows * heads * dim, 4.0 / (dim as f64).sqrt());
@@ -267,8 +359,13 @@ fn one(
         }
     }
     let name = format!(
-        "attention d{dim} {heads}/{kv_heads} window {window} rows {rows} end {end} page {}",
-        case.page
+        "attention d{dim} {heads}/{kv_heads} window {window} rows {rows} end {end} page {} {}",
+        case.page,
+        if case.values_only {
+            "values only"
+        } else {
+            "keys and values"
+        }
     );
     report.check(
         &format!("{name} near fp64"),

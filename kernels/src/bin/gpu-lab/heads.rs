@@ -163,7 +163,13 @@ fn one(
         for head in 0..kv_heads {
             let position = positions[row] as usize;
             let page = table[position / PAGE - 1] as usize;
-            let at = (page * kv_heads + head) * 2 * PAGE + position % PAGE;
+            let slot = page * kv_heads + head;
+            let key_at = slot * 2 * PAGE + position % PAGE;
+            let value_at = if from_values {
+                slot * PAGE + position % PAGE
+            } else {
+                key_at + PAGE
+            };
             let raw = &x[(heads + head) * dim..][..dim];
             let raw_value = if from_values {
                 raw
@@ -171,17 +177,13 @@ fn one(
                 &x[(heads + kv_heads + head) * dim..][..dim]
             };
             let value = normed(raw_value, None);
-            compare(&pages[(at + PAGE) * dim..][..dim], &value);
-            let mut key = match from_values {
-                true => value
-                    .iter()
-                    .zip(&k_norm)
-                    .map(|(v, w)| v * f64::from(*w))
-                    .collect(),
-                false => normed(raw, Some(&k_norm)),
-            };
+            compare(&pages[value_at * dim..][..dim], &value);
+            if from_values {
+                continue;
+            }
+            let mut key = normed(raw, Some(&k_norm));
             turn(&mut key, positions[row]);
-            compare(&pages[at * dim..][..dim], &key);
+            compare(&pages[key_at * dim..][..dim], &key);
         }
     }
     let name = format!("heads d{dim} {heads}/{kv_heads} values only {from_values}");

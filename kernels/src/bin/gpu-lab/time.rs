@@ -282,6 +282,7 @@ impl Bench<'_> {
             page: 32,
             rows: 1,
             end: 1400,
+            values_only: false,
         };
         let filler = |data, bytes| fill(device, data, bytes, 0);
         let pool = Pool::filled(device, &case, filler)?;
@@ -392,13 +393,14 @@ impl Bench<'_> {
     fn attentions(&self, report: &mut Report) -> Result<(), DeviceError> {
         let device = self.device;
         let layers = [
-            ("31B sliding", 256, 32, 16, 1024),
-            ("31B full", 512, 32, 4, 0),
-            ("26B full", 512, 16, 2, 0),
-            ("E4B sliding", 256, 8, 2, 512),
-            ("E4B full", 512, 8, 2, 0),
+            ("31B sliding", 256, 32, 16, 1024, false),
+            ("31B full", 512, 32, 4, 0, false),
+            ("31B full values only", 512, 32, 4, 0, true),
+            ("26B full values only", 512, 16, 2, 0, true),
+            ("E4B sliding", 256, 8, 2, 512, false),
+            ("E4B full", 512, 8, 2, 0, false),
         ];
-        for (name, head_dim, heads, kv_heads, window) in layers {
+        for (name, head_dim, heads, kv_heads, window, values_only) in layers {
             for end in [1024usize, 16_384, 50_000] {
                 if window > 0 && end > 1024 {
                     continue;
@@ -412,10 +414,12 @@ impl Bench<'_> {
                         page: 32,
                         rows,
                         end,
+                        values_only,
                     };
                     let filler = |data, bytes| fill(device, data, bytes, 0);
                     let seen = if window == 0 { end } else { window.min(end) };
-                    let bytes = seen * kv_heads * head_dim * 2 * 2;
+                    let sides = if values_only { 1 } else { 2 };
+                    let bytes = seen * kv_heads * head_dim * 2 * sides;
                     let copies = (200usize << 20).div_ceil(bytes).clamp(1, 24);
                     let pools = (0..copies)
                         .map(|_| Pool::filled(device, &case, filler))
