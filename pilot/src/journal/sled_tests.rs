@@ -350,8 +350,8 @@ fn last_used_byte(path: &Path) -> u64 {
     bytes.iter().rposition(|byte| *byte != 0).unwrap() as u64
 }
 
-/// Each flip opens a store on threads that sled may leave hanging, so only some are tried here;
-/// `tests/run --long` tries many more with the same code.
+/// Each flip opens a store on threads that sled may leave hanging, so a dozen are tried;
+/// more would only be slower.
 #[test]
 fn flipped_bits_are_damage_or_harmless_never_loss() {
     let original = filled_store();
