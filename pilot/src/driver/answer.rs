@@ -10,6 +10,7 @@ use crate::{
         decide::{answer_limit, answering},
         entry::{AnswerEnd, AnswerEnded, Entry},
         event::RunEvent,
+        prompt::hash_ids,
     },
 };
 
@@ -163,19 +164,32 @@ impl Driver {
     fn spec(&self, incarnation: u32) -> AnswerSpec {
         let state = self.state();
         let (run, step, attempt) = (self.ledger.run(), state.step, state.attempt);
-        let mut generation = format!("{run}.{step}.{attempt}");
+        let answering = answering(state);
+        let (prompt, seed) = (
+            state.prompt.tokens(),
+            answering.map_or(0, |answering| answering.seed),
+        );
+        // Two runs of one name may meet at one brain. The id says what is asked, so that they share
+        // a generation only where they ask the same, which gives both the same tokens.
+        let asked = hash_ids(&prompt);
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&asked);
+        hasher.update(&seed.to_le_bytes());
+        hasher.update(&answer_limit(state).to_le_bytes());
+        hasher.update(format!("{:?}", state.created.sampling).as_bytes());
+        let what = hasher.finalize().to_hex();
+        let mut generation = format!("{run}.{step}.{attempt}.{}", &what[..16]);
         if incarnation > 0 {
             generation.push_str(&format!(".r{incarnation}"));
         }
-        let answering = answering(state);
         AnswerSpec {
             generation,
             run: run.to_string(),
-            prompt: state.prompt.tokens(),
+            prompt,
             received: answering
                 .map(|answering| answering.received.clone())
                 .unwrap_or_default(),
-            seed: answering.map_or(0, |answering| answering.seed),
+            seed,
             max_tokens: answer_limit(state),
             sampling: state.created.sampling.clone(),
             fingerprint: state.created.model.fingerprint.clone(),
