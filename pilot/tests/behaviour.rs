@@ -428,24 +428,20 @@ async fn a_result_that_fills_the_context_is_shortened_for_the_prompt_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_goal_that_cannot_fit_is_paused_with_the_numbers() {
+async fn a_goal_that_cannot_fit_makes_no_run_and_gives_the_numbers() {
     let (scene, journal) = (Scene::new(), memory());
     let mut new = scene.new_run();
     new.goal = "word ".repeat(300);
     let brain = brain();
-    let parts = scene.parts(journal, &brain);
-    let ending = Driver::create(parts, new)
-        .await
-        .unwrap()
-        .run()
-        .await
-        .unwrap();
-    match paused(ending) {
-        PauseReason::ContextTooSmall { needed, limit } => {
-            assert!(needed > 1700 && limit == 1200, "{needed} of {limit}");
-        }
-        other => panic!("{other}"),
-    }
+    let parts = scene.parts(journal.clone(), &brain);
+    let Err(DriverError::Impossible(text)) = Driver::create(parts, new).await else {
+        panic!("such a run was made");
+    };
+    assert!(
+        text.contains("1200") && text.contains("shorten the goal"),
+        "{text}"
+    );
+    assert_eq!(journal.head(&scene.run).unwrap().next, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

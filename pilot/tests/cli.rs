@@ -241,6 +241,10 @@ fn each_bad_input_is_one_line_a_status_and_nothing_else() {
             "workspace nowhere: is not there",
         ),
         ("run Notes --store inside", 2, "lies in the workspace"),
+        ("run Notes --temperature nan", 2, "--temperature must be"),
+        ("run Notes --temperature 2.5", 2, "--temperature must be"),
+        ("run Notes --top-p 7", 2, "--top-p must be"),
+        ("run Notes --max-context 300", 2, "shorten the goal"),
         ("run Notes --config nowhere.toml", 2, "nowhere.toml"),
         ("run Notes --log-format xml", 2, "xml"),
         ("run Notes --run Capital", 2, "is no run id"),
@@ -286,6 +290,34 @@ fn bad_input_leaves_a_store_with_runs_as_it_was() {
         assert_eq!(said(&output).lines().count(), 1);
     }
     assert_eq!(out(&place.pilot("list --json")), before);
+}
+
+#[test]
+fn two_runs_of_one_name_on_one_brain_do_not_meet() {
+    let place = Place::short();
+    let one = place.pilot("run Notes --run nightly --seed 1 --max-steps 1 --view quiet");
+    assert_eq!(code(&one), 10, "{}", said(&one));
+    let other = place.root.path().join("other");
+    let two = place
+        .command("run Others --run nightly --seed 1 --view quiet")
+        .env("PILOT_STORE", &other)
+        .output()
+        .unwrap();
+    assert_eq!(code(&two), 0, "{}", said(&two));
+    let went_on = place.pilot("resume nightly --max-steps 100 --view quiet");
+    assert_eq!(code(&went_on), 0, "{}", said(&went_on));
+}
+
+#[test]
+fn a_store_is_its_owners_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::short();
+    assert_eq!(code(&place.pilot("run Notes --view quiet")), 0);
+    let mode = fs::metadata(place.root.path().join("store"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o700);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{
     brain::client::{BrainClient, BrainOptions},
     cli::{Budgets, FailArgs, ResumeArgs, RunArgs},
     config::Config,
-    driver::{Driver, Ending, NewRun, Parts, Resume, failpoint::FailPoints},
+    driver::{self, Driver, Ending, NewRun, Parts, Resume, failpoint::FailPoints},
     error::{Error, exit},
     journal::{Journal, JournalError, sled::SledJournal},
     run::{
@@ -56,11 +56,10 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
         };
         return go_on(config, journal, run, how, shutdown).await;
     }
+    let sampling = sampling(config)?;
     let goal = goal(args.goal)?;
     let brain = brain(config)?;
-    // Before the store is made: a brain that is away must leave nothing behind.
-    brain.model().await?;
-    let journal = SledJournal::open_or_create(&config.store)?;
+    let tools = tools::toolbox(config.allow_bash);
     let run = wanted.map_or_else(new_name, Ok)?;
     let new = NewRun {
         run: run.clone(),
@@ -75,19 +74,18 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
         max_context: config.max_context,
         answer_reserve: config.answer_reserve,
         limits: limits(config),
-        sampling: SamplingChoice {
-            temperature: config.temperature,
-            top_k: config.top_k,
-            top_p: config.top_p,
-        },
+        sampling,
         allow_bash: config.allow_bash,
     };
+    // Before the store is made: a brain that is away, or a run that cannot be, leaves nothing behind.
+    driver::plan(&brain, &tools, new.clone()).await?;
+    let journal = SledJournal::open_or_create(&config.store)?;
     let screen = Arc::new(Screen::new(args.view.mode().view()));
     let parts = Parts {
         spool: journal.spool(&run),
         journal: Arc::new(journal),
         brain,
-        tools: tools::toolbox(config.allow_bash),
+        tools,
         observer: screen.clone(),
         fail: Arc::new(FailPoints::new(args.fail.fail_at)),
         cancel: shutdown.graceful().clone(),
@@ -264,6 +262,29 @@ fn brain(config: &Config) -> Result<BrainClient, Error> {
         silence: std::time::Duration::from_secs(config.link_timeout.max(1)),
     };
     Ok(BrainClient::new(&options)?)
+}
+
+/// The sampling asked for. The brain would refuse values out of range too, but only once the run
+/// exists, which could then never go on.
+fn sampling(config: &Config) -> Result<SamplingChoice, Error> {
+    let wrong = |what: &str, range: &str, value: f32| {
+        Err(Error::Usage(format!(
+            "{what} must be {range}, it is {value}"
+        )))
+    };
+    match (config.temperature, config.top_p) {
+        (Some(value), _) if !(0.0..=2.0).contains(&value) => {
+            wrong("--temperature", "from 0 to 2", value)
+        }
+        (_, Some(value)) if !(value > 0.0 && value <= 1.0) => {
+            wrong("--top-p", "above 0 and at most 1", value)
+        }
+        (temperature, top_p) => Ok(SamplingChoice {
+            temperature,
+            top_k: config.top_k,
+            top_p,
+        }),
+    }
 }
 
 fn limits(config: &Config) -> Limits {

@@ -156,8 +156,7 @@ impl Driver {
     /// Begins a run. The brain must answer, since the run is bound to its model; nothing is journaled
     /// before it has.
     pub async fn create(parts: Parts, new: NewRun) -> Result<Self, DriverError> {
-        let model = parts.brain.model().await?;
-        let created = created(&parts, new, &model)?;
+        let created = plan(&parts.brain, &parts.tools, new).await?;
         let ledger = Ledger::create(Arc::clone(&parts.journal), created).await?;
         Ok(Self::new(parts, ledger, None))
     }
@@ -346,7 +345,29 @@ fn is_last(effect: &Effect) -> bool {
     matches!(effect, Effect::Finish { .. } | Effect::Pause(_))
 }
 
-fn created(parts: &Parts, new: NewRun, model: &Model) -> Result<Created, DriverError> {
+/// What a run's first entry will be, or why there can be no such run: asks the brain for its model
+/// and for the length of the shortest prompt, and writes nothing.
+pub async fn plan(
+    brain: &BrainClient,
+    tools: &Toolbox,
+    new: NewRun,
+) -> Result<Created, DriverError> {
+    let model = brain.model().await?;
+    let created = created(tools, new, &model)?;
+    let head = render::head(tools, &created, false);
+    let needed = brain.render(head, Vec::new()).await?.len();
+    let (limit, reserve) = (created.context_limit, created.answer_reserve);
+    if needed.saturating_add(reserve as usize) > limit as usize {
+        let most = model.max_model_len;
+        return Err(DriverError::Impossible(format!(
+            "system prompt, tools and goal take {needed} tokens and an answer {reserve}, more than the \
+             context of {limit}; shorten the goal, or raise --max-context (the model takes {most})"
+        )));
+    }
+    Ok(created)
+}
+
+fn created(tools: &Toolbox, new: NewRun, model: &Model) -> Result<Created, DriverError> {
     let impossible = |text: String| Err(DriverError::Impossible(text));
     let context_limit = match new.max_context {
         0 => model.max_model_len.min(DEFAULT_CONTEXT),
@@ -381,7 +402,7 @@ fn created(parts: &Parts, new: NewRun, model: &Model) -> Result<Created, DriverE
         limits: new.limits,
         sampling: new.sampling,
         allow_bash: new.allow_bash,
-        tools_hash: tools_hash(&parts.tools),
+        tools_hash: tools_hash(tools),
         model: pin_of(model),
     })
 }

@@ -8,12 +8,12 @@ use crate::{
     brain::BrainError,
     journal::Durability,
     run::{
-        entry::{Entry, Turn},
+        entry::{Created, Entry, Turn},
         event::RunEvent,
         prompt::{self, COMPACTION_NOTE, NUDGE},
         state::Phase,
     },
-    tools::{ToolCall, ToolOutput},
+    tools::{ToolCall, ToolOutput, Toolbox},
 };
 
 /// Tries at shortening results that do not fit into half the context.
@@ -22,20 +22,7 @@ const SHORTENINGS: u32 = 8;
 impl Driver {
     /// Renders a head and begins a prompt with it.
     pub(super) async fn start_prompt(&mut self, first: u64, note: bool) -> Result<(), Halt> {
-        let created = &self.state().created;
-        let goal = if note {
-            format!("{}{COMPACTION_NOTE}", created.goal)
-        } else {
-            created.goal.clone()
-        };
-        let conversation = Conversation {
-            messages: vec![
-                message("system", created.system.clone()),
-                message("user", goal),
-            ],
-            tools: self.declared(),
-            enable_thinking: false,
-        };
+        let conversation = head(&self.parts.tools, &self.state().created, note);
         let head = self.render(conversation, Vec::new()).await?;
         let before = self.state().prompt.len();
         let started = Entry::PromptStarted {
@@ -149,18 +136,34 @@ impl Driver {
     }
 
     fn declared(&self) -> Vec<Tool> {
-        let tool = |tool: crate::tools::Declaration| Tool {
-            name: tool.name,
-            description: tool.description,
-            parameters_json: tool.parameters_json,
-        };
-        self.parts
-            .tools
-            .declarations()
-            .into_iter()
-            .map(tool)
-            .collect()
+        declared(&self.parts.tools)
     }
+}
+
+/// What every prompt of a run begins with; `note` says that earlier steps were left out.
+pub(super) fn head(tools: &Toolbox, created: &Created, note: bool) -> Conversation {
+    let goal = if note {
+        format!("{}{COMPACTION_NOTE}", created.goal)
+    } else {
+        created.goal.clone()
+    };
+    Conversation {
+        messages: vec![
+            message("system", created.system.clone()),
+            message("user", goal),
+        ],
+        tools: declared(tools),
+        enable_thinking: false,
+    }
+}
+
+fn declared(tools: &Toolbox) -> Vec<Tool> {
+    let tool = |tool: crate::tools::Declaration| Tool {
+        name: tool.name,
+        description: tool.description,
+        parameters_json: tool.parameters_json,
+    };
+    tools.declarations().into_iter().map(tool).collect()
 }
 
 fn message(role: &str, content: String) -> Message {

@@ -19,6 +19,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
@@ -101,7 +102,12 @@ impl SledJournal {
         let io = |what: &str, error: std::io::Error| {
             JournalError::io(format!("{what} {}", path.display()), error)
         };
-        fs::create_dir_all(path).map_err(|error| io("making", error))?;
+        // What an agent read and wrote is in here: nobody else's business.
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(|error| io("making", error))?;
         let lock = StoreLock::take(path)?;
         let fresh = Self::check_files(path)?;
         let opened = Self::open_sled(path, fresh)?;
