@@ -277,12 +277,17 @@ impl Loaded {
             "" => return Err(self.bad("drafter", "is empty: give auto, none or a folder")),
             path => Drafter::Dir(path.into()),
         };
-        for (field, value) in [
-            ("max_num_seqs", written.max_num_seqs),
-            ("max_num_batched_tokens", written.max_num_batched_tokens),
+        // Memory for so many is taken at once, on every device.
+        for (field, value, most) in [
+            ("max_num_seqs", written.max_num_seqs, 4096),
+            (
+                "max_num_batched_tokens",
+                written.max_num_batched_tokens,
+                1 << 16,
+            ),
         ] {
-            if value == 0 {
-                return Err(self.bad(field, "must be at least 1"));
+            if !(1..=most).contains(&value) {
+                return Err(self.bad(field, format!("must be from 1 to {most}, it is {value}")));
             }
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -482,7 +487,15 @@ mod tests {
             ),
             (
                 ["--max-num-seqs", "0"],
-                "setting max_num_seqs (command line): must be at least 1",
+                "setting max_num_seqs (command line): must be from 1 to 4096, it is 0",
+            ),
+            (
+                ["--max-num-seqs", "4000000000"],
+                "setting max_num_seqs (command line): must be from 1 to 4096",
+            ),
+            (
+                ["--max-num-batched-tokens", "70000"],
+                "setting max_num_batched_tokens (command line): must be from 1 to 65536",
             ),
             (
                 ["--log-format", "xml"],

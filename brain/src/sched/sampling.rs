@@ -156,6 +156,10 @@ fn argmax(values: &[f32]) -> usize {
     best
 }
 
+/// Temperatures below this are greedy: dividing by them would overflow and make ties of different
+/// logits, and noise could only choose among logits within 3e-5 of the best.
+const GREEDY_BELOW: f32 = 1e-6;
+
 /// Noise lies in [-3.14, 22.88]: a logit this far below the best cannot win.
 const NOISE_SPAN: f32 = 27.0;
 
@@ -166,7 +170,7 @@ fn pick(context: &Context<'_>, scratch: &mut Scratch, id: impl Fn(usize) -> Toke
         return 0;
     }
     // A NaN is refused where requests come in; here it is greedy.
-    if p.temperature <= 0.0 || p.temperature.is_nan() {
+    if p.temperature < GREEDY_BELOW || p.temperature.is_nan() {
         return id(argmax(logits));
     }
     for l in logits.iter_mut() {

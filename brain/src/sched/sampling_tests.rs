@@ -337,3 +337,19 @@ proptest! {
         logprobs(&logits, token, 5, &mut scratch);
     }
 }
+
+#[test]
+fn a_temperature_too_small_to_divide_by_is_greedy() {
+    let logits = [1.0f32, 3.0, 29.5, 29.25, -4.0];
+    let mut scratch = Scratch::default();
+    for temperature in [f32::from_bits(1), 1e-38, 1e-12, 1e-6, 1e-4] {
+        let p = SamplingParams {
+            temperature,
+            ..params()
+        };
+        for position in 0..200 {
+            let token = choose(&logits, &at(&p, position), &mut scratch);
+            assert_eq!(token, 2, "{temperature} {position}");
+        }
+    }
+}
