@@ -177,10 +177,9 @@ fn up_to_date(nvcc: &Path, sources: &Path, source: &Path, image: &Path) -> io::R
 fn write_table(out: &Path) -> io::Result<()> {
     let mut table = String::from("[\n");
     for unit in UNITS {
-        let path = image_path(out, unit);
+        // Relative to the table itself, so that a build folder may be moved.
         table.push_str(&format!(
-            "    Image {{ unit: {unit:?}, fatbin: include_bytes!({:?}) }},\n",
-            path.display().to_string()
+            "    Image {{ unit: {unit:?}, fatbin: include_bytes!(\"{unit}.fatbin\") }},\n"
         ));
     }
     table.push_str("]\n");
