@@ -12,9 +12,9 @@ use crate::{
     demo,
     engine::{Engine, EngineConfig, clock::SystemClock},
     error::Error,
-    grpc::{ModelFacts, Serving, sampling::Defaults},
     model::{self, DrafterChoice, LoadOptions, LoadedModel},
     sched::{scheduler::SchedConfig, types::DraftDepth},
+    serving::{ModelFacts, Serving, sampling::Defaults},
     text::{model::TextModel, template::Template, tokenizer::Tokenizer},
 };
 
@@ -44,11 +44,7 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
     };
     let engine = Engine::start(executor, engine_config, Arc::new(SystemClock::start()))
         .map_err(|error| Error::Device(error.to_string()))?;
-    Ok(Serving {
-        engine,
-        text,
-        facts: Arc::new(facts),
-    })
+    Ok(Serving::new(engine, text, Arc::new(facts)))
 }
 
 fn text_model(model: &Model) -> Result<TextModel, Error> {

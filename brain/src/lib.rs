@@ -1,6 +1,6 @@
 //! `brain`: the daemon that owns the device and serves Gemma 4 with MTP speculative decoding.
 //!
-//! Data flows one way: a front end (`grpc`) lowers a request through `text` into tokens, the
+//! Data flows one way: a front end (`grpc`) lowers a request through `serving` and `text` into tokens, the
 //! `engine` thread asks the pure `sched` what to compute next, a `backend` computes it over the
 //! `model`, and the tokens go into the generation's log, over which every stream is a cursor.
 
@@ -17,4 +17,5 @@ mod metrics;
 pub mod model;
 pub mod sched;
 pub mod server;
+pub mod serving;
 pub mod text;

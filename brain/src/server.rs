@@ -24,8 +24,9 @@ use crate::{
     config::Config,
     engine::Health,
     error::Error,
-    grpc::{BrainService, Serving, health},
+    grpc::{BrainService, health},
     metrics,
+    serving::Serving,
 };
 
 /// Time that open streams get to deliver their last events.

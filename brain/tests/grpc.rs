@@ -12,7 +12,8 @@ use brain::{
     bringup,
     cli::{Cli, Command},
     config::Loaded,
-    grpc::{BrainService, Serving},
+    grpc::BrainService,
+    serving::Serving,
 };
 use clap::Parser as _;
 use marathon_proto::{

@@ -8,12 +8,12 @@ use crate::{
     config::Config,
     engine::LogEvent,
     error::Error,
-    grpc::Serving,
     sched::{
         request::{FinishReason, Request},
         sequence::Outcome,
         types::{SamplingParams, TokenId},
     },
+    serving::Serving,
     text::{
         conversation::{Conversation, Message, Role},
         stream::{StreamOptions, TurnStream},

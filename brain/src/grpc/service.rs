@@ -1,27 +1,24 @@
 //! The calls of `marathon.brain.v1.Brain`.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, time::Duration};
 
 use futures::{Stream, StreamExt as _, stream};
 use marathon_proto::{
     brain::{self as pb, brain_server::Brain},
-    status::{Problem, Reason},
+    status::Problem,
     trace,
 };
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 use tracing::info_span;
 
-use super::{Serving, convert, events::Reader, lower, problem, sampling};
-use crate::{engine::Attached, text::stream::TurnStream};
+use super::{convert, events};
+use crate::serving::{Opened, Serving, conversation, problem, sampling};
 
 /// Serves the contract over one engine.
 #[derive(Clone)]
 pub struct BrainService {
     serving: Serving,
-    /// As many slow pieces of work at a time as there are cores.
-    slow: Arc<Semaphore>,
     /// Streams that would never end by themselves end with it.
     ending: CancellationToken,
 }
@@ -33,50 +30,27 @@ const SHORTEST_INTERVAL: u32 = 100;
 impl BrainService {
     /// A service; `ending` is cancelled when the program shuts down.
     pub fn new(serving: Serving, ending: CancellationToken) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            serving,
-            slow: Arc::new(Semaphore::new(cores)),
-            ending,
-        }
+        Self { serving, ending }
     }
 
     async fn attach(
         &self,
         request: pb::GenerateRequest,
         span: tracing::Span,
-    ) -> Result<Reader, Problem> {
-        let from = request.from_index as usize;
-        let id = request.generation_id;
-        let (engine_request, prompt_ids) = match request.spec {
-            None => (None, Vec::new()),
-            Some(spec) => {
-                let id = id.clone();
-                let lowered = self
-                    .blocking(move |serving| lower::lower(serving, &id, spec))
-                    .await?;
-                (Some(lowered.request), lowered.prompt_ids)
-            }
-        };
-        let engine = &self.serving.engine;
-        let Attached {
+    ) -> Result<EventStream<pb::GenerateEvent>, Problem> {
+        let Opened {
             started,
-            mut cursor,
-        } = engine
-            .generate(&id, engine_request, from)
-            .map_err(problem::engine)?;
-        if from > 0 {
-            // The text needs the tokens before; the cursor held so far keeps the generation.
-            cursor = engine
-                .generate(&id, None, 0)
-                .map_err(problem::engine)?
-                .cursor;
-        }
+            prompt_ids,
+            reader,
+        } = self
+            .serving
+            .open(
+                &request.generation_id,
+                request.spec,
+                request.from_index as usize,
+            )
+            .await?;
         let facts = self.serving.facts.clone();
-        let text = TurnStream::new(
-            self.serving.text.tokenizer().clone(),
-            lower::reading(&self.serving, &started),
-        );
         let first = pb::Started {
             fingerprint: facts.fingerprint.clone(),
             sampling: Some(sampling::to_proto(
@@ -90,41 +64,7 @@ impl BrainService {
             request_hash: started.request_hash.to_string(),
             prompt_ids,
         };
-        Ok(Reader::new(first, cursor, text, facts, from, span))
-    }
-
-    /// Runs work that takes long in proportion to its input on a thread that may block.
-    async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Serving) -> Result<T, Problem> + Send + 'static,
-    ) -> Result<T, Problem> {
-        let serving = self.serving.clone();
-        // The semaphore is never closed; without a permit the work is only less polite.
-        let _permit = self.slow.acquire().await.ok();
-        match tokio::task::spawn_blocking(move || work(&serving)).await {
-            Ok(result) => result,
-            Err(error) => {
-                tracing::error!(%error, "work on a call failed");
-                Err(Problem::new(
-                    Reason::Internal,
-                    "the call failed; brain's log says how",
-                ))
-            }
-        }
-    }
-
-    fn check_ids(&self, field: &str, ids: &[u32]) -> Result<(), Problem> {
-        let vocab = self.serving.engine.limits().vocab_size;
-        match ids.iter().position(|&id| id as usize >= vocab) {
-            None => Ok(()),
-            Some(index) => Err(Problem::invalid(
-                field,
-                format!(
-                    "token {} (number {index}) is not below the vocabulary's size, {vocab}",
-                    ids[index]
-                ),
-            )),
-        }
+        Ok(Box::pin(events::stream(first, reader, facts, span)))
     }
 }
 
@@ -149,11 +89,11 @@ impl Brain for BrainService {
             from = request.get_ref().from_index,
         );
         trace::adopt_parent(&span, request.metadata());
-        let reader = self
+        let stream = self
             .attach(request.into_inner(), span)
             .await
             .map_err(Problem::into_status)?;
-        Ok(Response::new(Box::pin(reader.into_stream())))
+        Ok(Response::new(stream))
     }
 
     async fn cancel(
@@ -170,6 +110,7 @@ impl Brain for BrainService {
     ) -> Result<Response<pb::TokenizeResponse>, Status> {
         let request = request.into_inner();
         let ids = self
+            .serving
             .blocking(move |serving| {
                 let tokenizer = serving.text.tokenizer();
                 let encoded = if request.allow_special {
@@ -189,9 +130,11 @@ impl Brain for BrainService {
         request: Request<pb::DetokenizeRequest>,
     ) -> Result<Response<pb::DetokenizeResponse>, Status> {
         let request = request.into_inner();
-        self.check_ids("ids", &request.ids)
+        self.serving
+            .check_ids("ids", &request.ids)
             .map_err(Problem::into_status)?;
         let text = self
+            .serving
             .blocking(move |serving| {
                 Ok(serving
                     .text
@@ -208,13 +151,15 @@ impl Brain for BrainService {
         request: Request<pb::RenderRequest>,
     ) -> Result<Response<pb::RenderResponse>, Status> {
         let request = request.into_inner();
-        self.check_ids("append_to", &request.append_to)
+        self.serving
+            .check_ids("append_to", &request.append_to)
             .map_err(Problem::into_status)?;
         let ids = self
+            .serving
             .blocking(move |serving| {
                 let field = "conversation";
                 let given = request.conversation.unwrap_or_default();
-                let conversation = convert::conversation(given, field)?;
+                let conversation = conversation::conversation(given, field)?;
                 if request.append_to.is_empty() {
                     return serving
                         .text
@@ -244,6 +189,7 @@ impl Brain for BrainService {
             engine,
             text,
             facts,
+            ..
         } = &self.serving;
         Ok(Response::new(pb::GetModelResponse {
             name: facts.name.clone(),

@@ -13,7 +13,7 @@ use crate::{
 /// How long a client should wait before it asks a busy brain again.
 const BUSY: Duration = Duration::from_secs(1);
 
-pub(super) fn engine(error: EngineError) -> Problem {
+pub(crate) fn engine(error: EngineError) -> Problem {
     let message = error.to_string();
     match error {
         EngineError::BadId(_) => Problem::invalid("generation_id", message),
@@ -49,20 +49,20 @@ fn refused(reject: &Reject) -> Problem {
     }
 }
 
-pub(super) fn template(field: &str, error: &TemplateError) -> Problem {
+pub(crate) fn template(field: &str, error: &TemplateError) -> Problem {
     match error {
         TemplateError::Tokenizer(error) => tokenizer(field, error),
         error => Problem::invalid(field, error.to_string()),
     }
 }
 
-pub(super) fn append(error: &AppendError) -> Problem {
+pub(crate) fn append(error: &AppendError) -> Problem {
     match error {
         AppendError::Template(error) => template("conversation", error),
         error => Problem::invalid("append_to", error.to_string()),
     }
 }
 
-pub(super) fn tokenizer(field: &str, error: &TokenizerError) -> Problem {
+pub(crate) fn tokenizer(field: &str, error: &TokenizerError) -> Problem {
     Problem::invalid(field, error.to_string())
 }

@@ -7,7 +7,7 @@ use marathon_proto::{
     status::{Problem, Reason},
 };
 
-use super::{Serving, convert, problem, sampling};
+use super::{Serving, conversation, problem, sampling};
 use crate::{
     engine::Started,
     sched::{request::Request, types::TokenId},
@@ -98,7 +98,7 @@ fn prompt(
         }
         Some(Prompt::Conversation(given)) => {
             let field = "spec.conversation";
-            let conversation = convert::conversation(given, field)?;
+            let conversation = conversation::conversation(given, field)?;
             let tokens = serving
                 .text
                 .render(&conversation, true)

@@ -157,7 +157,7 @@ pub(super) fn resolve(asked: pb::Sampling, scope: &Scope<'_>) -> Result<Resolved
 }
 
 /// The resolved parameters as the contract shows them.
-pub(super) fn to_proto(
+pub(crate) fn to_proto(
     params: &SamplingParams,
     draft: DraftDepth,
     stops: &[String],
@@ -190,7 +190,7 @@ pub(super) fn to_proto(
 }
 
 /// The model's defaults as the contract shows them.
-pub(super) fn defaults(facts: &ModelFacts) -> pb::Sampling {
+pub(crate) fn defaults(facts: &ModelFacts) -> pb::Sampling {
     pb::Sampling {
         temperature: Some(facts.defaults.temperature),
         top_k: Some(facts.defaults.top_k),
