@@ -108,7 +108,43 @@ impl Tensor {
     pub fn bytes(&self) -> &[u8] {
         &self.source.bytes()[self.range.clone()]
     }
+
+    /// Number `index` of the outermost size: a tensor without that size.
+    ///
+    /// Panics if there is none such, as slicing does.
+    pub fn part(&self, index: usize) -> Tensor {
+        assert!(index < self.shape[0], "{self:?} has no part {index}");
+        let size = self.range.len() / self.shape[0];
+        let start = self.range.start + index * size;
+        Tensor {
+            shape: self.shape[1..].to_vec(),
+            range: start..start + size,
+            ..self.clone()
+        }
+    }
+
+    /// Gives the whole pages it lies in back to the system; they are read from the file again when
+    /// next needed. Nothing happens to embedded bytes.
+    pub fn release(&self) {
+        let Source::Mapped(map) = &self.source else {
+            return;
+        };
+        let start = self.range.start.next_multiple_of(PAGE);
+        let end = self.range.end / PAGE * PAGE;
+        if start < end {
+            // SAFETY: the map is a private, read-only view of a file, and nothing has written to
+            // it: a dropped page comes back from the file with the same bytes. Advice may fail
+            // without harm.
+            #[allow(unsafe_code, reason = "advice on the memory map of the weights")]
+            let _ = unsafe {
+                map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, start, end - start)
+            };
+        }
+    }
 }
+
+/// At least a page of any system this runs on: smaller pieces are not given back.
+const PAGE: usize = 64 << 10;
 
 impl std::fmt::Debug for Tensor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -9,8 +9,9 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::plan::{
-    DraftHead, DraftPlan, Kind, KvSource, LayerPlan, Moe, PerLayerInput, Plan, Rope,
+use super::{
+    kv_scales::KvScales,
+    plan::{DraftHead, DraftPlan, Kind, KvSource, LayerPlan, Moe, PerLayerInput, Plan, Rope},
 };
 
 /// What is wrong with a config.json, without the file's name.
@@ -458,6 +459,7 @@ fn layers(raw: &RawText, kinds: &[Kind], assistant: bool) -> Result<Vec<LayerPla
             kv_heads,
             kv,
             intermediate,
+            kv_scales: KvScales::default(),
         });
     }
     Ok(layers)

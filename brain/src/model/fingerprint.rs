@@ -7,6 +7,7 @@ use super::{
     checkpoint::Tensor,
     names::text_name,
     plan::{KvSource, Plan, Rope},
+    spread::spread,
 };
 
 /// Equal fingerprints give equal tokens for equal requests.
@@ -66,30 +67,13 @@ pub fn digest(tensors: &[Tensor], plan: &Plan) -> Digest {
 }
 
 fn hash_all(tensors: &[Tensor]) -> Vec<(String, &Tensor, blake3::Hash)> {
-    let threads = std::thread::available_parallelism()
-        .map_or(1, usize::from)
-        .min(16);
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let work = || {
-        let mut done = Vec::new();
-        while let Some(t) = tensors.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
-            let name = text_name(t.name()).unwrap_or(t.name()).to_owned();
-            done.push((name, t, blake3::hash(t.bytes())));
-        }
-        done
-    };
-    let total: usize = tensors.iter().map(|t| t.bytes().len()).sum();
-    if threads == 1 || total < 1 << 20 {
-        return work();
-    }
-    std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        let finish = |w: std::thread::ScopedJoinHandle<'_, _>| match w.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        workers.into_iter().flat_map(finish).collect()
-    })
+    let hashes = spread(tensors, |t| blake3::hash(t.bytes()));
+    let name = |t: &Tensor| text_name(t.name()).unwrap_or(t.name()).to_owned();
+    tensors
+        .iter()
+        .zip(hashes)
+        .map(|(t, hash)| (name(t), t, hash))
+        .collect()
 }
 
 /// Adds bytes with their length, so that two lists of parts never look the same.

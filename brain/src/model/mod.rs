@@ -10,8 +10,11 @@ pub mod drafter;
 pub mod fingerprint;
 pub mod gemma;
 pub mod generation;
+pub mod kv_scales;
 pub mod names;
 pub mod plan;
+mod spread;
+pub mod weight;
 pub mod weights;
 
 use std::path::{Path, PathBuf};
@@ -21,7 +24,9 @@ use config::ConfigError;
 use fingerprint::{Digest, digest};
 use generation::GenerationDefaults;
 use names::{NameError, text_name};
-use plan::{DraftPlan, Kind, Plan};
+use plan::{DraftPlan, Kind, KvSource, Plan};
+use spread::spread;
+use weight::Weight;
 use weights::{DraftWeights, TargetWeights};
 
 /// A checkpoint that cannot be served. Every form says which file or folder is meant.
@@ -225,7 +230,7 @@ fn parse_config(folder: &Path, config: &[u8]) -> Result<Plan, LoadError> {
 
 fn assemble(
     files: &Files<'_>,
-    plan: Plan,
+    mut plan: Plan,
     checkpoint: Checkpoint,
 ) -> Result<LoadedModel, LoadError> {
     let folder = files.folder;
@@ -234,10 +239,17 @@ fn assemble(
             file: folder.join("generation_config.json"),
             source,
         })?;
-    let weights = weights::target(&checkpoint, &plan).map_err(|source| LoadError::Names {
+    let names = |source| LoadError::Names {
         folder: folder.to_owned(),
         source,
-    })?;
+    };
+    let weights = weights::target(&checkpoint, &plan).map_err(names)?;
+    check_values(&weights.all()).map_err(names)?;
+    for (layer, weights) in plan.layers.iter_mut().zip(&weights.layers) {
+        let values_only = layer.kv == KvSource::Own { values_only: true };
+        let scales = &weights.attention.kv_scales;
+        layer.kv_scales = scales.resolve(layer.head_dim, values_only).map_err(names)?;
+    }
     let text: Vec<Tensor> = checkpoint
         .tensors()
         .filter(|t| text_name(t.name()).is_some())
@@ -267,11 +279,18 @@ fn assemble_drafter(
         folder: folder.to_owned(),
         problem,
     })?;
-    let weights = weights::assistant(checkpoint, &plan).map_err(|source| LoadError::Names {
+    let names = |source| LoadError::Names {
         folder: folder.to_owned(),
         source,
-    })?;
+    };
+    let weights = weights::assistant(checkpoint, &plan).map_err(names)?;
+    check_values(&weights.all()).map_err(names)?;
     Ok(LoadedDrafter { plan, weights })
+}
+
+/// Reads every scale; the first bad one is the error.
+fn check_values(weights: &[&Weight]) -> Result<(), NameError> {
+    spread(weights, |w| w.check_values()).into_iter().collect()
 }
 
 /// An assistant reads the target's hidden state, embedding and cache: all must have its sizes.

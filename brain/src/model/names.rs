@@ -11,34 +11,42 @@ pub enum NameError {
     #[error("tensor {0} is missing; the checkpoint is incomplete or not what its config.json says")]
     Missing(String),
     /// There, but another size.
-    #[error("tensor {name} has shape {found:?} where config.json asks for {expected:?}")]
+    #[error(
+        "tensor {name} has shape {found:?} where config.json asks for {expected:?} (in {file})"
+    )]
     Shape {
         /// Its name.
         name: String,
+        /// The file it is in.
+        file: String,
         /// In the file.
         found: Vec<usize>,
         /// From config.json.
         expected: Vec<usize>,
     },
     /// A form of number that is not served.
-    #[error("tensor {name} holds {found:?}; {expected} is served")]
+    #[error("tensor {name} holds {found:?}; {expected} would be served (in {file})")]
     Dtype {
         /// Its name.
         name: String,
+        /// The file it is in.
+        file: String,
         /// In the file.
         found: Dtype,
         /// What would do.
         expected: &'static str,
     },
-    /// A value that no model has.
-    #[error("tensor {name}: {problem}")]
+    /// Something that no model has.
+    #[error("tensor {name}: {problem} (in {file})")]
     Value {
         /// Its name.
         name: String,
+        /// The file it is in.
+        file: String,
         /// What is wrong.
         problem: String,
     },
-    /// Two tensors of the file stand for the same one.
+    /// Two tensors of the checkpoint stand for the same one.
     #[error("tensors {first} and {second} stand for the same weights")]
     Ambiguous {
         /// One.
@@ -47,13 +55,53 @@ pub enum NameError {
         second: String,
     },
     /// Text tensors that nothing uses: running without them would give wrong tokens.
-    #[error("{count} text tensors are unknown, the first is {first}; this model is not served")]
+    #[error(
+        "{count} text tensors are unknown, the first is {first} (in {file}); this model is not served"
+    )]
     Unknown {
         /// One of them.
         first: String,
+        /// The file it is in.
+        file: String,
         /// How many there are.
         count: usize,
     },
+}
+
+impl NameError {
+    pub(super) fn shape(tensor: &Tensor, expected: Vec<usize>) -> Self {
+        NameError::Shape {
+            name: tensor.name().to_owned(),
+            file: file_name(tensor),
+            found: tensor.shape().to_vec(),
+            expected,
+        }
+    }
+
+    pub(super) fn dtype(tensor: &Tensor, expected: &'static str) -> Self {
+        NameError::Dtype {
+            name: tensor.name().to_owned(),
+            file: file_name(tensor),
+            found: tensor.dtype(),
+            expected,
+        }
+    }
+
+    pub(super) fn value(tensor: &Tensor, problem: impl Into<String>) -> Self {
+        NameError::Value {
+            name: tensor.name().to_owned(),
+            file: file_name(tensor),
+            problem: problem.into(),
+        }
+    }
+}
+
+fn file_name(tensor: &Tensor) -> String {
+    let file = tensor.file();
+    file.file_name()
+        .unwrap_or(file.as_os_str())
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Parts of multimodal checkpoints that a text decoder has no use for.
@@ -88,6 +136,17 @@ pub fn text_name(full: &str) -> Option<&str> {
     )
 }
 
+/// One spelling for what some files put under `moe.`.
+fn canonical(name: &str) -> String {
+    let Some((layer, rest)) = name.split_once(".moe.") else {
+        return name.to_owned();
+    };
+    match rest.starts_with("gate_up_proj") || rest.starts_with("down_proj") {
+        true => format!("{layer}.experts.{rest}"),
+        false => format!("{layer}.{rest}"),
+    }
+}
+
 /// The text tensors that are not used yet, by their name without prefix.
 pub struct Unused {
     tensors: BTreeMap<String, Tensor>,
@@ -101,7 +160,7 @@ impl Unused {
             let Some(name) = text_name(tensor.name()) else {
                 continue;
             };
-            if let Some(other) = tensors.insert(name.to_owned(), tensor.clone()) {
+            if let Some(other) = tensors.insert(canonical(name), tensor.clone()) {
                 return Err(NameError::Ambiguous {
                     first: other.name().to_owned(),
                     second: tensor.name().to_owned(),
@@ -116,20 +175,27 @@ impl Unused {
         self.tensors.contains_key(name)
     }
 
+    /// Whether any unused tensor's name begins so.
+    pub fn has_prefix(&self, prefix: &str) -> bool {
+        let mut from = self.tensors.range(prefix.to_owned()..);
+        from.next()
+            .is_some_and(|(name, _)| name.starts_with(prefix))
+    }
+
     /// Uses a tensor of any element type, whose shape must be `expected`.
     pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Tensor, NameError> {
         let tensor = self
-            .tensors
-            .remove(name)
+            .take_any(name)
             .ok_or_else(|| NameError::Missing(name.to_owned()))?;
         if tensor.shape() != expected {
-            return Err(NameError::Shape {
-                name: tensor.name().to_owned(),
-                found: tensor.shape().to_vec(),
-                expected: expected.to_vec(),
-            });
+            return Err(NameError::shape(&tensor, expected.to_vec()));
         }
         Ok(tensor)
+    }
+
+    /// Uses a tensor, if it is there, whatever it holds.
+    pub fn take_any(&mut self, name: &str) -> Option<Tensor> {
+        self.tensors.remove(name)
     }
 
     /// Forgets tensors that some files carry though nothing reads them.
@@ -143,6 +209,7 @@ impl Unused {
             None => Ok(()),
             Some(first) => Err(NameError::Unknown {
                 first: first.name().to_owned(),
+                file: file_name(first),
                 count: self.tensors.len(),
             }),
         }
@@ -152,6 +219,22 @@ impl Unused {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn experts_have_one_spelling() {
+        for (name, expected) in [
+            (
+                "layers.3.moe.experts.7.down_proj.weight",
+                "layers.3.experts.7.down_proj.weight",
+            ),
+            ("layers.3.moe.gate_up_proj", "layers.3.experts.gate_up_proj"),
+            ("layers.3.moe.down_proj", "layers.3.experts.down_proj"),
+            ("layers.3.moe.router.scale", "layers.3.router.scale"),
+            ("layers.3.experts.down_proj", "layers.3.experts.down_proj"),
+        ] {
+            assert_eq!(canonical(name), expected);
+        }
+    }
 
     #[test]
     fn prefixes_are_stripped_and_towers_skipped() {

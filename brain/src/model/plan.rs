@@ -1,5 +1,7 @@
 //! What the forward pass needs to know of a model, layer by layer, every field resolved.
 
+use super::kv_scales::KvScales;
+
 /// How a layer's queries see the past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
@@ -49,6 +51,9 @@ pub struct LayerPlan {
     pub kv: KvSource,
     /// Width of the dense feed-forward block.
     pub intermediate: usize,
+    /// Scales of its cache where that is FP8: calibrated ones of the file, else 1. A layer that
+    /// reads another's cache uses the owner's.
+    pub kv_scales: KvScales,
 }
 
 /// Rotary embedding of one kind of layer: pair `j` turns by `position * frequencies[j]`.

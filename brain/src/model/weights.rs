@@ -1,85 +1,15 @@
 //! The tensors of a target and of an assistant, each checked against the plan.
 
+use std::collections::BTreeSet;
+
+pub use super::weight::{Form, Weight};
 use super::{
     checkpoint::{Checkpoint, Dtype, Tensor},
+    kv_scales::KvScaleTensors,
     names::{NameError, Unused},
     plan::{DraftHead, DraftPlan, KvSource, LayerPlan, Plan},
+    weight::{experts, linear, plain},
 };
-
-/// A matrix or vector in the form it is stored in. A back end turns it into its own.
-#[derive(Clone, Debug)]
-pub enum Weight {
-    /// Plain numbers: bf16, fp16 or fp32.
-    Float(Tensor),
-}
-
-impl Weight {
-    /// Rows (outputs) of a matrix; the length of a vector.
-    pub fn rows(&self) -> usize {
-        let Weight::Float(t) = self;
-        t.shape()[0]
-    }
-
-    /// Elements of a row: the product of all sizes but the first.
-    pub fn cols(&self) -> usize {
-        let Weight::Float(t) = self;
-        t.shape()[1..].iter().product()
-    }
-
-    /// The stored element type.
-    pub fn dtype(&self) -> Dtype {
-        let Weight::Float(t) = self;
-        t.dtype()
-    }
-
-    /// The tensors behind it, for the fingerprint.
-    pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let Weight::Float(t) = self;
-        std::iter::once(t)
-    }
-
-    /// Writes row `row` as fp32, which holds every stored form exactly.
-    pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        self.read_part(row, 1, out);
-    }
-
-    /// Likewise, where each row is seen as `split` shorter ones and those are numbered through.
-    pub fn read_part(&self, row: usize, split: usize, out: &mut [f32]) {
-        let Weight::Float(t) = self;
-        let cols = self.cols() / split;
-        let size = t.dtype().bitsize() / 8;
-        let bytes = &t.bytes()[row * cols * size..(row + 1) * cols * size];
-        expand(t.dtype(), bytes, out);
-    }
-
-    /// Every element as fp32.
-    pub fn to_vec(&self) -> Vec<f32> {
-        let Weight::Float(t) = self;
-        let mut out = vec![0.0; self.rows() * self.cols()];
-        expand(t.dtype(), t.bytes(), &mut out);
-        out
-    }
-}
-
-fn expand(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
-    match dtype {
-        Dtype::BF16 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *o = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
-            }
-        }
-        Dtype::F16 => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                *o = half::f16::from_le_bytes([b[0], b[1]]).to_f32();
-            }
-        }
-        _ => {
-            for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
-                *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            }
-        }
-    }
-}
 
 /// Self-attention of a layer.
 #[derive(Clone, Debug)]
@@ -96,6 +26,8 @@ pub struct AttentionWeights {
     pub q_norm: Weight,
     /// `[head_dim]`, where the layer owns its cache.
     pub k_norm: Option<Weight>,
+    /// Calibrated scales of an FP8 cache, if the file has any.
+    pub kv_scales: KvScaleTensors,
 }
 
 /// Per-layer input of a layer.
@@ -109,7 +41,16 @@ pub struct PerLayerWeights {
     pub norm: Weight,
 }
 
-/// Experts of a layer.
+/// One expert of a layer.
+#[derive(Clone, Debug)]
+pub struct ExpertWeights {
+    /// `[2 * intermediate, hidden]`, gate rows first: one matrix, or the two that make it.
+    pub gate_up: Vec<Weight>,
+    /// `[hidden, intermediate]`
+    pub down: Weight,
+}
+
+/// Router and experts of a layer.
 #[derive(Clone, Debug)]
 pub struct MoeWeights {
     /// `[experts, hidden]`
@@ -118,10 +59,8 @@ pub struct MoeWeights {
     pub router_scale: Weight,
     /// `[experts]`
     pub expert_scale: Weight,
-    /// `[experts, 2 * intermediate, hidden]`, gate rows first.
-    pub gate_up: Weight,
-    /// `[experts, hidden, intermediate]`
-    pub down: Weight,
+    /// The experts, by number.
+    pub experts: Vec<ExpertWeights>,
     /// `[hidden]`, before the experts.
     pub pre_norm: Weight,
     /// `[hidden]`, after the dense block.
@@ -211,40 +150,85 @@ pub struct DraftWeights {
     pub centroids: Option<CentroidWeights>,
 }
 
-/// Finds every tensor of a target.
+impl LayerWeights {
+    /// Its matrices and vectors.
+    fn all(&self) -> Vec<&Weight> {
+        let a = &self.attention;
+        let mut all = vec![&a.q, &a.o, &a.q_norm];
+        all.extend(a.k.iter().chain(&a.v).chain(&a.k_norm));
+        all.extend([&self.input_norm, &self.post_attention_norm]);
+        all.extend([&self.pre_feedforward_norm, &self.post_feedforward_norm]);
+        all.extend([&self.gate, &self.up, &self.down, &self.scalar]);
+        if let Some(p) = &self.per_layer {
+            all.extend([&p.gate, &p.projection, &p.norm]);
+        }
+        if let Some(m) = &self.moe {
+            all.extend([&m.router, &m.router_scale, &m.expert_scale]);
+            all.extend(
+                m.experts
+                    .iter()
+                    .flat_map(|e| e.gate_up.iter().chain([&e.down])),
+            );
+            all.extend([&m.pre_norm, &m.post_norm_dense, &m.post_norm_experts]);
+        }
+        all
+    }
+}
+
+impl TargetWeights {
+    /// Every matrix and vector.
+    pub fn all(&self) -> Vec<&Weight> {
+        let mut all = vec![&self.embed, &self.norm];
+        all.extend(&self.head);
+        if let Some(p) = &self.per_layer {
+            all.extend([&p.table, &p.projection, &p.norm]);
+        }
+        all.extend(self.layers.iter().flat_map(LayerWeights::all));
+        all
+    }
+
+    /// The forms in which its matrices are stored, each once, as a fingerprint names them.
+    pub fn forms(&self) -> Vec<Form> {
+        let matrices = self.all().into_iter().filter(|w| w.cols() > 1);
+        let forms: BTreeSet<Form> = matrices.map(Weight::form).collect();
+        forms.into_iter().collect()
+    }
+}
+
+impl DraftWeights {
+    /// Every matrix and vector.
+    pub fn all(&self) -> Vec<&Weight> {
+        let mut all = vec![&self.pre_projection, &self.post_projection];
+        all.extend([&self.embed, &self.norm]);
+        all.extend(self.layers.iter().flat_map(LayerWeights::all));
+        all.extend(self.centroids.iter().map(|c| &c.centroids));
+        all
+    }
+}
+
+/// Finds every tensor of a target. No byte of a weight is read.
 pub fn target(checkpoint: &Checkpoint, plan: &Plan) -> Result<TargetWeights, NameError> {
     let mut unused = Unused::new(checkpoint)?;
-    let embed = float(
-        &mut unused,
-        "embed_tokens.weight",
-        &[plan.vocab, plan.hidden],
-    )?;
-    let head = match unused.has("lm_head.weight") {
-        true => Some(float(
-            &mut unused,
-            "lm_head.weight",
-            &[plan.vocab, plan.hidden],
-        )?),
+    let u = &mut unused;
+    let table = [plan.vocab, plan.hidden];
+    let embed = linear(u, "embed_tokens", table)?;
+    let head = match u.has_prefix("lm_head.") {
+        true => Some(linear(u, "lm_head", table)?),
         false => None,
     };
     let per_layer = match plan.per_layer_input {
         None => None,
         Some(p) => {
             let width = plan.layers.len() * p.dim;
-            let u = &mut unused;
             Some(PerLayerTable {
-                table: float(u, "embed_tokens_per_layer.weight", &[p.vocab, width])?,
-                projection: float(
-                    u,
-                    "per_layer_model_projection.weight",
-                    &[width, plan.hidden],
-                )?,
-                norm: float(u, "per_layer_projection_norm.weight", &[p.dim])?,
+                table: linear(u, "embed_tokens_per_layer", [p.vocab, width])?,
+                projection: linear(u, "per_layer_model_projection", [width, plan.hidden])?,
+                norm: plain(u, "per_layer_projection_norm.weight", &[p.dim])?,
             })
         }
     };
-    let layers = layers(&mut unused, plan)?;
-    let norm = float(&mut unused, "norm.weight", &[plan.hidden])?;
+    let layers = layers(u, plan)?;
+    let norm = plain(u, "norm.weight", &[plan.hidden])?;
     unused.finish()?;
     Ok(TargetWeights {
         embed,
@@ -260,17 +244,13 @@ pub fn assistant(checkpoint: &Checkpoint, plan: &DraftPlan) -> Result<DraftWeigh
     let mut unused = Unused::new(checkpoint)?;
     let u = &mut unused;
     let text = &plan.text;
-    let pre_projection = float(
-        u,
-        "pre_projection.weight",
-        &[text.hidden, 2 * plan.backbone],
-    )?;
-    let post_projection = float(u, "post_projection.weight", &[plan.backbone, text.hidden])?;
-    let embed = float(u, "embed_tokens.weight", &[text.vocab, text.hidden])?;
+    let pre_projection = linear(u, "pre_projection", [text.hidden, 2 * plan.backbone])?;
+    let post_projection = linear(u, "post_projection", [plan.backbone, text.hidden])?;
+    let embed = linear(u, "embed_tokens", [text.vocab, text.hidden])?;
     // Some exports repeat the tied head.
     u.drop_prefix("lm_head.");
     let layers = layers(u, text)?;
-    let norm = float(u, "norm.weight", &[text.hidden])?;
+    let norm = plain(u, "norm.weight", &[text.hidden])?;
     let centroids = match plan.head {
         DraftHead::Dense => {
             u.drop_prefix("masked_embedding.");
@@ -289,59 +269,68 @@ pub fn assistant(checkpoint: &Checkpoint, plan: &DraftPlan) -> Result<DraftWeigh
     })
 }
 
-fn float(unused: &mut Unused, name: &str, shape: &[usize]) -> Result<Weight, NameError> {
-    let tensor = unused.take(name, shape)?;
-    match tensor.dtype() {
-        Dtype::BF16 | Dtype::F16 | Dtype::F32 => Ok(Weight::Float(tensor)),
-        found => Err(NameError::Dtype {
-            name: tensor.name().to_owned(),
-            found,
-            expected: "bf16, fp16 or fp32",
-        }),
-    }
-}
-
 fn layers(unused: &mut Unused, plan: &Plan) -> Result<Vec<LayerWeights>, NameError> {
     (0..plan.layers.len())
         .map(|i| layer(unused, plan, i))
         .collect()
 }
 
+/// The unused tensors of one layer.
+struct Scope<'a> {
+    unused: &'a mut Unused,
+    layer: usize,
+}
+
+impl Scope<'_> {
+    fn matrix(&mut self, module: &str, shape: [usize; 2]) -> Result<Weight, NameError> {
+        linear(
+            self.unused,
+            &format!("layers.{}.{module}", self.layer),
+            shape,
+        )
+    }
+
+    fn vector(&mut self, name: &str, length: usize) -> Result<Weight, NameError> {
+        plain(
+            self.unused,
+            &format!("layers.{}.{name}", self.layer),
+            &[length],
+        )
+    }
+}
+
 fn layer(unused: &mut Unused, plan: &Plan, i: usize) -> Result<LayerWeights, NameError> {
     let layer = &plan.layers[i];
     let (hidden, wide) = (plan.hidden, layer.intermediate);
-    let attention = attention(unused, plan, i)?;
-    let mut get = |name: &str, shape: &[usize]| float(unused, &format!("layers.{i}.{name}"), shape);
-    let input_norm = get("input_layernorm.weight", &[hidden])?;
-    let post_attention_norm = get("post_attention_layernorm.weight", &[hidden])?;
-    let pre_feedforward_norm = get("pre_feedforward_layernorm.weight", &[hidden])?;
-    let post_feedforward_norm = get("post_feedforward_layernorm.weight", &[hidden])?;
-    let gate = get("mlp.gate_proj.weight", &[wide, hidden])?;
-    let up = get("mlp.up_proj.weight", &[wide, hidden])?;
-    let down = get("mlp.down_proj.weight", &[hidden, wide])?;
-    let scalar = get("layer_scalar", &[1])?;
+    let mut scope = Scope { unused, layer: i };
+    let attention = attention(&mut scope, plan, layer)?;
+    let s = &mut scope;
+    let input_norm = s.vector("input_layernorm.weight", hidden)?;
+    let post_attention_norm = s.vector("post_attention_layernorm.weight", hidden)?;
+    let pre_feedforward_norm = s.vector("pre_feedforward_layernorm.weight", hidden)?;
+    let post_feedforward_norm = s.vector("post_feedforward_layernorm.weight", hidden)?;
+    let gate = s.matrix("mlp.gate_proj", [wide, hidden])?;
+    let up = s.matrix("mlp.up_proj", [wide, hidden])?;
+    let down = s.matrix("mlp.down_proj", [hidden, wide])?;
+    let scalar = s.vector("layer_scalar", 1)?;
     let per_layer = match plan.per_layer_input {
         None => None,
         Some(p) => Some(PerLayerWeights {
-            gate: get("per_layer_input_gate.weight", &[p.dim, hidden])?,
-            projection: get("per_layer_projection.weight", &[hidden, p.dim])?,
-            norm: get("post_per_layer_input_norm.weight", &[hidden])?,
+            gate: s.matrix("per_layer_input_gate", [p.dim, hidden])?,
+            projection: s.matrix("per_layer_projection", [hidden, p.dim])?,
+            norm: s.vector("post_per_layer_input_norm.weight", hidden)?,
         }),
     };
     let moe = match plan.moe {
         None => None,
         Some(m) => Some(MoeWeights {
-            router: get("router.proj.weight", &[m.experts, hidden])?,
-            router_scale: get("router.scale", &[hidden])?,
-            expert_scale: get("router.per_expert_scale", &[m.experts])?,
-            gate_up: get(
-                "experts.gate_up_proj",
-                &[m.experts, 2 * m.intermediate, hidden],
-            )?,
-            down: get("experts.down_proj", &[m.experts, hidden, m.intermediate])?,
-            pre_norm: get("pre_feedforward_layernorm_2.weight", &[hidden])?,
-            post_norm_dense: get("post_feedforward_layernorm_1.weight", &[hidden])?,
-            post_norm_experts: get("post_feedforward_layernorm_2.weight", &[hidden])?,
+            router: s.matrix("router.proj", [m.experts, hidden])?,
+            router_scale: s.vector("router.scale", hidden)?,
+            expert_scale: s.vector("router.per_expert_scale", m.experts)?,
+            experts: experts(s.unused, &format!("layers.{i}.experts"), &m, hidden)?,
+            pre_norm: s.vector("pre_feedforward_layernorm_2.weight", hidden)?,
+            post_norm_dense: s.vector("post_feedforward_layernorm_1.weight", hidden)?,
+            post_norm_experts: s.vector("post_feedforward_layernorm_2.weight", hidden)?,
         }),
     };
     Ok(LayerWeights {
@@ -359,29 +348,29 @@ fn layer(unused: &mut Unused, plan: &Plan, i: usize) -> Result<LayerWeights, Nam
     })
 }
 
-fn attention(unused: &mut Unused, plan: &Plan, i: usize) -> Result<AttentionWeights, NameError> {
-    let LayerPlan {
-        head_dim,
-        kv_heads,
-        kv,
-        ..
-    } = plan.layers[i];
-    let (q_width, kv_width) = (plan.heads * head_dim, kv_heads * head_dim);
-    let name = |part: &str| format!("layers.{i}.self_attn.{part}.weight");
-    let q = float(unused, &name("q_proj"), &[q_width, plan.hidden])?;
-    let o = float(unused, &name("o_proj"), &[plan.hidden, q_width])?;
-    let q_norm = float(unused, &name("q_norm"), &[head_dim])?;
+fn attention(
+    s: &mut Scope<'_>,
+    plan: &Plan,
+    layer: &LayerPlan,
+) -> Result<AttentionWeights, NameError> {
+    let head_dim = layer.head_dim;
+    let (q_width, kv_width) = (plan.heads * head_dim, layer.kv_heads * head_dim);
+    let kv_scales = KvScaleTensors::take(s.unused, s.layer)?;
+    let q = s.matrix("self_attn.q_proj", [q_width, plan.hidden])?;
+    let o = s.matrix("self_attn.o_proj", [plan.hidden, q_width])?;
+    let q_norm = s.vector("self_attn.q_norm.weight", head_dim)?;
     let (mut k, mut v, mut k_norm) = (None, None, None);
-    if let KvSource::Own { values_only } = kv {
-        k = Some(float(unused, &name("k_proj"), &[kv_width, plan.hidden])?);
-        k_norm = Some(float(unused, &name("k_norm"), &[head_dim])?);
+    if let KvSource::Own { values_only } = layer.kv {
+        k = Some(s.matrix("self_attn.k_proj", [kv_width, plan.hidden])?);
+        k_norm = Some(s.vector("self_attn.k_norm.weight", head_dim)?);
         if !values_only {
-            v = Some(float(unused, &name("v_proj"), &[kv_width, plan.hidden])?);
+            v = Some(s.matrix("self_attn.v_proj", [kv_width, plan.hidden])?);
         }
     } else {
         // Files of models with shared caches may carry these all the same.
         for part in ["k_proj", "v_proj", "k_norm", "v_norm"] {
-            unused.drop_prefix(&format!("layers.{i}.self_attn.{part}."));
+            let prefix = format!("layers.{}.self_attn.{part}.", s.layer);
+            s.unused.drop_prefix(&prefix);
         }
     }
     Ok(AttentionWeights {
@@ -391,17 +380,13 @@ fn attention(unused: &mut Unused, plan: &Plan, i: usize) -> Result<AttentionWeig
         o,
         q_norm,
         k_norm,
+        kv_scales,
     })
 }
 
 fn centroids(unused: &mut Unused, text: &Plan, count: usize) -> Result<CentroidWeights, NameError> {
-    let centroids = float(
-        unused,
-        "masked_embedding.centroids.weight",
-        &[count, text.hidden],
-    )?;
+    let centroids = linear(unused, "masked_embedding.centroids", [count, text.hidden])?;
     let tensor = unused.take("masked_embedding.token_ordering", &[text.vocab])?;
-    let name = || tensor.name().to_owned();
     let ids: Vec<i64> = match tensor.dtype() {
         Dtype::I64 => tensor
             .bytes()
@@ -413,13 +398,7 @@ fn centroids(unused: &mut Unused, text: &Plan, count: usize) -> Result<CentroidW
             .chunks_exact(4)
             .map(|b| i64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])))
             .collect(),
-        found => {
-            return Err(NameError::Dtype {
-                name: name(),
-                found,
-                expected: "int64 or int32",
-            });
-        }
+        _ => return Err(NameError::dtype(&tensor, "int64 or int32")),
     };
     let mut seen = vec![false; text.vocab];
     let mut ordering = Vec::with_capacity(text.vocab);
@@ -429,10 +408,7 @@ fn centroids(unused: &mut Unused, text: &Plan, count: usize) -> Result<CentroidW
             Some(slot) if !*slot => *slot = true,
             _ => {
                 let problem = format!("token {id} is repeated or outside the vocabulary");
-                return Err(NameError::Value {
-                    name: name(),
-                    problem,
-                });
+                return Err(NameError::value(&tensor, problem));
             }
         }
         ordering.push(id as u32);

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     model::{
         plan::Moe,
-        weights::{MoeWeights, Weight},
+        weights::{ExpertWeights, MoeWeights, Weight},
     },
     sched::math::{exp, round_bf16},
 };
@@ -42,14 +42,18 @@ impl Experts {
     pub(super) fn new(weights: &MoeWeights, moe: &Moe, eps: f32, rows: usize, bf16: bool) -> Self {
         let hidden = weights.router.cols();
         let scale = weights.router_scale.to_vec();
+        let pack = |parts: &dyn Fn(&ExpertWeights) -> Vec<&Weight>| {
+            let matrices = weights.experts.iter();
+            matrices.map(|e| Matrix::pack(&parts(e), bf16)).collect()
+        };
         Self {
             moe: *moe,
             eps,
             router: Matrix::pack(&[&weights.router], bf16),
             router_scale: scale,
             expert_scale: weights.expert_scale.to_vec(),
-            gate_up: split(&weights.gate_up, moe.experts, 2 * moe.intermediate, bf16),
-            down: split(&weights.down, moe.experts, hidden, bf16),
+            gate_up: pack(&|e| e.gate_up.iter().collect()),
+            down: pack(&|e| vec![&e.down]),
             router_input: Buf::new(rows, hidden),
             scores: Buf::new(rows, moe.experts),
             chosen: vec![Vec::new(); moe.experts],
@@ -180,11 +184,4 @@ impl Experts {
             }
         }
     }
-}
-
-/// One matrix per expert of `[experts, rows, cols]`.
-fn split(weight: &Weight, experts: usize, rows: usize, bf16: bool) -> Vec<Matrix> {
-    (0..experts)
-        .map(|e| Matrix::pack_expert(weight, e, rows, bf16))
-        .collect()
 }

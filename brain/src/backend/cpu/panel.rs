@@ -4,7 +4,7 @@
 
 use super::{memory::Region, simd::Lanes};
 use crate::{
-    model::{checkpoint::Dtype, weights::Weight},
+    model::weight::{Form as Stored, Weight},
     sched::math::round_bf16,
 };
 
@@ -65,26 +65,15 @@ impl Matrix {
 
     /// Packs chosen rows of matrices.
     pub(super) fn pack_rows(rows: &[(&Weight, usize)], bf16: bool) -> Self {
-        Self::pack_part(rows, rows.first().map_or(0, |(w, _)| w.cols()), 1, bf16)
-    }
-
-    /// Packs matrix `expert` of a stack `[experts, rows, cols]`.
-    pub(super) fn pack_expert(stack: &Weight, expert: usize, rows: usize, bf16: bool) -> Self {
-        let stacked: Vec<_> = (0..rows).map(|r| (stack, expert * rows + r)).collect();
-        Self::pack_part(&stacked, stack.cols() / rows, rows, bf16)
-    }
-
-    /// Row `r` of a weight whose rows hold `split` matrix rows each.
-    fn pack_part(rows: &[(&Weight, usize)], inputs: usize, split: usize, bf16: bool) -> Self {
-        let outputs = rows.len();
+        let (outputs, inputs) = (rows.len(), rows.first().map_or(0, |(w, _)| w.cols()));
         let panels = outputs.div_ceil(PANEL);
-        let bf16 = bf16 && rows.iter().all(|(w, _)| w.dtype() == Dtype::BF16);
+        let bf16 = bf16 && rows.iter().all(|(w, _)| w.form() == Stored::Bf16);
         let mut row = vec![0.0; inputs];
         let packed = if bf16 {
             let step = u16::STEP * PANEL * inputs.div_ceil(u16::STEP);
             let mut data = Region::<u16>::new(panels * step);
             for (i, (w, r)) in rows.iter().enumerate() {
-                w.read_part(*r, split, &mut row);
+                w.read_row(*r, &mut row);
                 let panel = &mut data[i / PANEL * step..];
                 for (k, x) in row.iter().enumerate() {
                     panel[word_place(k, i % PANEL)] = narrow(*x);
@@ -95,7 +84,7 @@ impl Matrix {
             let step = PANEL * inputs;
             let mut data = Region::<f32>::new(panels * step);
             for (i, (w, r)) in rows.iter().enumerate() {
-                w.read_part(*r, split, &mut row);
+                w.read_row(*r, &mut row);
                 let panel = &mut data[i / PANEL * step..];
                 for (k, x) in row.iter().enumerate() {
                     panel[k * PANEL + i % PANEL] = *x;
