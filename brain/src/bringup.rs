@@ -1,19 +1,19 @@
 //! From settings to something that computes: tokenizer, template, weights, device.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use crate::{
     backend::{
         Executor, Limits,
         cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS},
-        fake::{FakeExecutor, FakeOptions},
+        fake::{FakeExecutor, FakeOptions, SLOT_BYTES},
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
     demo,
     engine::{Engine, EngineConfig, clock::SystemClock},
     error::Error,
     model::{self, DrafterChoice, LoadOptions, LoadedModel},
-    sched::{scheduler::SchedConfig, types::DraftDepth},
+    sched::{prefix::CacheConfig, scheduler::SchedConfig, types::DraftDepth},
     serving::{ModelFacts, Serving, sampling::Defaults},
     text::{model::TextModel, template::Template, tokenizer::Tokenizer},
 };
@@ -37,6 +37,9 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
         sched: SchedConfig {
             max_rows: config.max_num_batched_tokens,
             max_seqs: config.max_num_seqs,
+            fingerprint: facts.fingerprint.clone(),
+            turn_ends: vec![text.tokenizer().markers().turn_close],
+            cache: cache_config(executor.limits(), config.lease),
             ..SchedConfig::default()
         },
         lease: config.lease,
@@ -45,6 +48,21 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
     let engine = Engine::start(executor, engine_config, Arc::new(SystemClock::start()))
         .map_err(|error| Error::Device(error.to_string()))?;
     Ok(Serving::new(engine, text, Arc::new(facts)))
+}
+
+/// Pins may hold half of the memory for keys and values, one run all of that half.
+fn cache_config(limits: &Limits, lease: Duration) -> CacheConfig {
+    let full = limits.full_blocks.saturating_mul(limits.full_block_bytes);
+    let sliding = limits
+        .sliding_blocks
+        .saturating_mul(limits.sliding_block_bytes);
+    let half = (full.saturating_add(sliding) / 2) as u64;
+    CacheConfig {
+        pin_lease: lease,
+        pin_bytes_per_run: half,
+        pin_bytes: half,
+        ..CacheConfig::default()
+    }
 }
 
 fn text_model(model: &Model) -> Result<TextModel, Error> {
@@ -182,6 +200,8 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
             full_blocks: (max_model_len.div_ceil(FAKE_BLOCK) + 1) * max_seqs,
             sliding_block_size: FAKE_BLOCK,
             sliding_blocks: 32 * max_seqs,
+            full_block_bytes: FAKE_BLOCK * SLOT_BYTES,
+            sliding_block_bytes: FAKE_BLOCK * SLOT_BYTES,
             window: 64,
         },
         step_time: config.fake_step_time,

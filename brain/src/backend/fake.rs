@@ -5,10 +5,7 @@
 //! each is a wrong or missing token here, found at once. Drafts are right with a set chance, so
 //! every property of the scheduler and of the engine can be tested in microseconds.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{ExecError, Executor, Limits};
 use crate::sched::types::{
@@ -46,6 +43,8 @@ impl Default for FakeOptions {
                 full_blocks: 1024,
                 sliding_block_size: 16,
                 sliding_blocks: 256,
+                full_block_bytes: 16 * SLOT_BYTES,
+                sliding_block_bytes: 16 * SLOT_BYTES,
                 window: 64,
             },
             right: 0.8,
@@ -68,8 +67,20 @@ pub enum Fault {
     Nonsense,
 }
 
-/// What a slot holds: a token and its position. `None` is dead: never written, or rejected.
-type Slot = Option<(usize, TokenId)>;
+/// What a slot holds; `None` is dead: never written, or rejected.
+type Slot = Option<Entry>;
+
+/// Stands for the keys and values of a token, which depend on all tokens before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    position: usize,
+    token: TokenId,
+    /// Hash of the tokens up to this one, and of the model.
+    prefix: u64,
+}
+
+/// Bytes of a slot, as a snapshot stores it.
+pub const SLOT_BYTES: usize = 24;
 
 /// See the module's description.
 #[derive(Debug)]
@@ -122,9 +133,22 @@ impl FakeExecutor {
         table
             .sliding_from(rows.start)
             .for_each(|slot| self.sliding[slot] = None);
+        let mut prefix = match rows.start.checked_sub(1) {
+            None => mix(self.options.model),
+            Some(last) => match self.full[table.full(last)?] {
+                Some(entry) if entry.position == last => entry.prefix,
+                other => return Err(dead("full", last, other)),
+            },
+        };
         for (position, &token) in (rows.start..).zip(&rows.tokens) {
-            self.full[table.full(position)?] = Some((position, token));
-            self.sliding[table.sliding(position)?] = Some((position, token));
+            prefix = chained(prefix, token);
+            let entry = Entry {
+                position,
+                token,
+                prefix,
+            };
+            self.full[table.full(position)?] = Some(entry);
+            self.sliding[table.sliding(position)?] = Some(entry);
         }
         match &rows.sample {
             Some(sample) => self.sample(rows, sample, &table),
@@ -143,17 +167,22 @@ impl FakeExecutor {
     ) -> Result<Vec<TokenId>, ExecError> {
         let end = rows.start + rows.tokens.len();
         let mut tokens = Vec::with_capacity(end);
-        for position in 0..end {
-            match self.full[table.full(position)?] {
-                Some((at, token)) if at == position => tokens.push(token),
-                other => return Err(dead("full", position, other)),
-            }
-        }
+        let mut prefix = mix(self.options.model);
         let window_start = (rows.start + 1).saturating_sub(self.options.limits.window);
-        for (position, &expected) in tokens.iter().enumerate().skip(window_start) {
-            match self.sliding[table.sliding(position)?] {
-                Some((at, token)) if at == position && token == expected => {}
-                other => return Err(dead("sliding", position, other)),
+        for position in 0..end {
+            let found = self.full[table.full(position)?];
+            let Some(entry) = found.filter(|entry| {
+                entry.position == position && entry.prefix == chained(prefix, entry.token)
+            }) else {
+                return Err(dead("full", position, found));
+            };
+            prefix = entry.prefix;
+            tokens.push(entry.token);
+            if position >= window_start {
+                let found = self.sliding[table.sliding(position)?];
+                if found != Some(entry) {
+                    return Err(dead("sliding", position, found));
+                }
             }
         }
         tokens.truncate(end - unread);
@@ -246,8 +275,7 @@ impl Executor for FakeExecutor {
                 step.seqs.len()
             )));
         }
-        one_holder(step.seqs.iter().flat_map(|rows| &rows.tables.full))?;
-        one_holder(step.seqs.iter().flat_map(|rows| &rows.tables.sliding))?;
+        check_sharing(step, limits)?;
         let mut output = StepOutput::default();
         for rows in &step.seqs {
             output.seqs.push(self.run_sequence(rows)?);
@@ -284,11 +312,29 @@ fn dead(group: &str, position: usize, found: Slot) -> ExecError {
     ))
 }
 
-fn one_holder<'a>(blocks: impl Iterator<Item = &'a BlockId>) -> Result<(), ExecError> {
-    let mut seen = BTreeSet::new();
-    for block in blocks {
-        if !seen.insert(*block) {
-            return Err(wrong(format!("{block:?} is in two places")));
+/// A block may be in several tables, but only while nobody writes to it.
+fn check_sharing(step: &Step, limits: &Limits) -> Result<(), ExecError> {
+    let mut readers: [BTreeMap<BlockId, usize>; 2] = Default::default();
+    for rows in &step.seqs {
+        for (readers, blocks) in readers
+            .iter_mut()
+            .zip([&rows.tables.full, &rows.tables.sliding])
+        {
+            for block in blocks {
+                *readers.entry(*block).or_default() += 1;
+            }
+        }
+    }
+    for rows in &step.seqs {
+        let tables = &rows.tables;
+        let full = tables.full.iter().skip(rows.start / limits.full_block_size);
+        let sliding = (rows.start / limits.sliding_block_size).saturating_sub(tables.sliding_first);
+        let sliding = tables.sliding.iter().skip(sliding);
+        let full = full.map(|block| (&readers[0], block));
+        for (readers, block) in full.chain(sliding.map(|block| (&readers[1], block))) {
+            if readers.get(block) != Some(&1) {
+                return Err(wrong(format!("{block:?} is written and in two places")));
+            }
         }
     }
     Ok(())
@@ -375,7 +421,7 @@ impl Prefix {
     }
 
     fn push(&mut self, token: TokenId) {
-        self.state = mix(self.state ^ mix(u64::from(token) + 1));
+        self.state = chained(self.state, token);
     }
 
     /// The next token, given how many were generated: the first candidate that is allowed.
@@ -398,6 +444,11 @@ impl Prefix {
         });
         Emitted { id, logprobs }
     }
+}
+
+/// Hash of a prefix with a token more.
+fn chained(prefix: u64, token: TokenId) -> u64 {
+    mix(prefix ^ mix(u64::from(token) + 1))
 }
 
 /// A bijection on 64 bits in which every input bit moves every output bit.

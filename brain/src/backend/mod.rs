@@ -26,6 +26,10 @@ pub struct Limits {
     pub full_blocks: usize,
     /// Slots of a block of the sliding group.
     pub sliding_block_size: usize,
+    /// Bytes of a block of the full-attention group, all its layers together.
+    pub full_block_bytes: usize,
+    /// Bytes of a block of the sliding group, all its layers together.
+    pub sliding_block_bytes: usize,
     /// Blocks of the sliding group.
     pub sliding_blocks: usize,
     /// Keys a sliding layer sees, the query's own included.

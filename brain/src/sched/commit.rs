@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use super::{
     cost::Batch,
+    pins::Place,
+    prefix::{Origin, PrefixCache},
     scheduler::{Event, Scheduler},
+    sequence::Sequence,
+    table::Pools,
     types::{SeqOutput, SeqStep, Step, StepOutput, TokenId},
 };
 
@@ -114,6 +118,10 @@ impl Scheduler {
         self.shares.charge(&sequence.account, rows.tokens.len());
         let Some(sample) = &rows.sample else {
             resident.computed += rows.tokens.len();
+            leave_anchors(&mut self.cache, &mut self.pools, now, sequence);
+            let Some(resident) = sequence.resident.as_mut() else {
+                return;
+            };
             resident.table.slide(&mut self.pools, resident.computed);
             return;
         };
@@ -130,6 +138,9 @@ impl Scheduler {
         let computed = written.min(sequence.tokens.len());
         if let Some(resident) = sequence.resident.as_mut() {
             resident.computed = computed;
+        }
+        leave_anchors(&mut self.cache, &mut self.pools, now, sequence);
+        if let Some(resident) = sequence.resident.as_mut() {
             resident.table.slide(&mut self.pools, computed);
         }
         // Drafts behind a stop say nothing about the drafter.
@@ -157,5 +168,33 @@ impl Scheduler {
                 outcome,
             });
         }
+    }
+}
+
+/// Leaves the anchors whose places were computed in this step: the windows before them are still
+/// there.
+fn leave_anchors(
+    cache: &mut PrefixCache,
+    pools: &mut Pools,
+    now: Duration,
+    sequence: &mut Sequence,
+) {
+    let Some(resident) = &sequence.resident else {
+        return;
+    };
+    let prompt_end = pools.geometry.boundary(sequence.prompt_len);
+    while let Some(&mark) = sequence
+        .marks
+        .first()
+        .filter(|&&at| at <= resident.computed)
+    {
+        sequence.marks.remove(0);
+        let origin = Origin {
+            seq: sequence.id,
+            run: sequence.run.as_deref(),
+            place: (mark == prompt_end).then_some(Place::Prompt),
+            now,
+        };
+        cache.keep_at(pools, origin, &sequence.tokens, mark, &resident.table);
     }
 }

@@ -3,7 +3,6 @@
 //! `plan(now)` says what to compute next, `commit(output)` takes the result in. Everything here is
 //! a function of its arguments, so that property tests and the engine thread drive the same code.
 
-pub mod anchors;
 pub mod blocks;
 pub mod commit;
 pub mod cost;
@@ -11,7 +10,9 @@ pub mod depth;
 pub mod fair;
 pub mod math;
 pub mod philox;
+pub mod pins;
 mod plan;
+pub mod prefix;
 pub mod request;
 pub mod sampling;
 pub mod scheduler;
@@ -20,3 +21,4 @@ pub mod stats;
 pub mod table;
 pub mod tokens;
 pub mod types;
+mod units;

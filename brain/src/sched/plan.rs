@@ -7,8 +7,8 @@
 use std::time::Duration;
 
 use super::{
-    anchors::Hit,
     cost::Batch,
+    prefix::{Group, Hit},
     scheduler::Scheduler,
     sequence::{Resident, Sequence},
     types::{DraftDepth, SampleStep, SeqId, SeqStep, Step},
@@ -27,10 +27,10 @@ impl Scheduler {
     /// What to compute next; `None` when there is nothing to compute.
     pub fn plan(&mut self, now: Duration) -> Option<Step> {
         let mut picks = Vec::with_capacity(self.running.len());
-        self.pick_decodes(&mut picks);
+        self.pick_decodes(now, &mut picks);
         self.admit(now);
-        self.add_drafts(&mut picks);
-        self.pick_prefills(&mut picks);
+        self.add_drafts(now, &mut picks);
+        self.pick_prefills(now, &mut picks);
         if picks.is_empty() {
             return None;
         }
@@ -61,7 +61,7 @@ impl Scheduler {
     }
 
     /// One row for every sequence that has one token left to compute.
-    fn pick_decodes(&mut self, picks: &mut Vec<Pick>) {
+    fn pick_decodes(&mut self, now: Duration, picks: &mut Vec<Pick>) {
         let decoding: Vec<SeqId> = self
             .running
             .iter()
@@ -69,7 +69,7 @@ impl Scheduler {
             .filter(|&seq| self.remaining(seq) == Some(1))
             .collect();
         for seq in decoding {
-            if self.secure_row(seq, picks) {
+            if self.secure_row(now, seq, picks) {
                 picks.push(Pick {
                     seq,
                     rows: 1,
@@ -80,7 +80,7 @@ impl Scheduler {
     }
 
     /// Drafts as far as the rows go, shared evenly; some rows are left for prefill.
-    fn add_drafts(&mut self, picks: &mut [Pick]) {
+    fn add_drafts(&mut self, now: Duration, picks: &mut [Pick]) {
         let prefilling = self.running.len() - picks.len();
         let reserve = if prefilling == 0 {
             0
@@ -102,13 +102,13 @@ impl Scheduler {
             }) else {
                 continue;
             };
-            pick.drafts = self.grow(pick.seq, computed + 1, wanted);
+            pick.drafts = self.grow(now, pick.seq, computed + 1, wanted);
             budget -= pick.drafts;
         }
     }
 
     /// Chunks of prefill, the least served run first, until the rows are used up.
-    fn pick_prefills(&mut self, picks: &mut Vec<Pick>) {
+    fn pick_prefills(&mut self, now: Duration, picks: &mut Vec<Pick>) {
         let used: usize = picks.iter().map(|pick| pick.rows + pick.drafts).sum();
         let mut budget = self.config.max_rows.saturating_sub(used);
         let mut prefilling: Vec<SeqId> = self
@@ -137,8 +137,8 @@ impl Scheduler {
             if wanted == 0 {
                 continue;
             }
-            let mut rows = self.grow(seq, computed, wanted);
-            if rows == 0 && self.secure_row(seq, picks) {
+            let mut rows = self.grow(now, seq, computed, wanted);
+            if rows == 0 && self.secure_row(now, seq, picks) {
                 rows = 1;
             }
             if rows > 0 {
@@ -164,25 +164,55 @@ impl Scheduler {
                 .min_by_key(|sequence| (self.shares.level(&sequence.account), sequence.id));
             let Some(sequence) = next else { break };
             let seq = sequence.id;
-            let hit = self.anchors.find(&sequence.tokens);
+            let hit = self.cache.find(&self.pools, &sequence.tokens);
             if !self.fits_beside_the_running(sequence, hit) {
                 break;
             }
-            let (table, cached) = hit
-                .and_then(|hit| Some((self.anchors.take(hit)?, hit.len)))
+            let taken = hit.and_then(|hit| Some((self.cache.take(&mut self.pools, hit)?, hit)));
+            if let Some((_, hit)) = &taken {
+                self.counters.prefix_hits += 1;
+                self.counters.prefix_shared += u64::from(!hit.takes_tail);
+            }
+            let (table, cached, origin) = taken
+                .map(|(table, hit)| (table, hit.len, Some(hit.anchor)))
                 .unwrap_or_default();
+            let marks = self.marks(seq, cached);
             self.waiting.remove(&seq);
             self.running.insert(seq);
             if let Some(sequence) = self.seqs.get_mut(&seq) {
                 let before = sequence.usage.cached;
                 sequence.admit(now, table, cached);
+                (sequence.marks, sequence.origin) = (marks, origin);
                 self.counters.cached_tokens += (sequence.usage.cached - before) as u64;
             }
         }
     }
 
+    /// Where a sequence leaves anchors on its way through tokens that are known already: behind
+    /// the first turn, where others went another way, and at the end of the prompt.
+    fn marks(&self, seq: SeqId, cached: usize) -> Vec<usize> {
+        let Some(sequence) = self.seqs.get(&seq) else {
+            return Vec::new();
+        };
+        let stride = self.pools.geometry.stride();
+        let prompt = &sequence.tokens.ids()[..sequence.prompt_len];
+        let first_turn = prompt
+            .iter()
+            .position(|token| self.config.turn_ends.contains(token))
+            .map_or(0, |at| at + 1);
+        let mut marks = vec![
+            first_turn / stride * stride,
+            self.cache.known_units(&sequence.tokens) * stride,
+            self.pools.geometry.boundary(sequence.prompt_len),
+        ];
+        marks.retain(|&mark| mark > cached && mark < sequence.tokens.len());
+        marks.sort_unstable();
+        marks.dedup();
+        marks
+    }
+
     /// Whether the blocks suffice for its tokens and those of all that run, and a block more each.
-    /// Alone every sequence fits: its limit is what the pools hold, anchors included.
+    /// Alone every sequence fits: its limit is what the pools hold, the cache's blocks included.
     fn fits_beside_the_running(&self, sequence: &Sequence, hit: Option<Hit>) -> bool {
         let geometry = self.pools.geometry;
         let need = |sequence: &Sequence, held: (usize, usize)| {
@@ -190,29 +220,29 @@ impl Scheduler {
             let full = geometry.full_blocks(len).saturating_sub(held.0);
             (full, geometry.sliding_blocks(len, 1).saturating_sub(held.1))
         };
-        let held = hit.map_or((0, 0), |hit| hit.held);
-        let (mut full, mut sliding) = need(sequence, held);
+        // What comes with the hit is no longer free for the taking.
+        let (held, idle) = hit.map_or((0, (0, 0)), |hit| (hit.full, hit.idle));
+        let (mut full, mut sliding) = need(sequence, (held, idle.1));
         for other in self.running.iter().filter_map(|seq| self.seqs.get(seq)) {
-            let held = other
-                .resident
-                .as_ref()
-                .map_or((0, 0), |resident| resident.table.held());
+            let held = other.resident.as_ref().map_or((0, 0), |resident| {
+                let alone = resident.table.window_held_alone(&self.pools);
+                (resident.table.held().0, alone)
+            });
             let (more_full, more_sliding) = need(other, held);
             (full, sliding) = (full + more_full + 1, sliding + more_sliding);
         }
-        let kept = self.anchors.held();
-        full <= self.pools.full.free() + kept.0 - held.0
-            && sliding <= self.pools.sliding.free() + kept.1 - held.1
+        full <= self.pools.full.free() + self.pools.full.kept() - idle.0
+            && sliding <= self.pools.sliding.free() + self.pools.sliding.kept() - idle.1
     }
 
-    /// Blocks for the next row of a sequence, if need be from anchors and from younger sequences.
+    /// Blocks for the next row of a sequence, if need be from the cache and from younger sequences.
     /// False: it was the youngest itself, gave way and waits.
-    fn secure_row(&mut self, seq: SeqId, picks: &mut Vec<Pick>) -> bool {
+    fn secure_row(&mut self, now: Duration, seq: SeqId, picks: &mut Vec<Pick>) -> bool {
         loop {
             let Some(computed) = self.computed(seq) else {
                 return false;
             };
-            if self.grow(seq, computed, 1) == 1 {
+            if self.grow(now, seq, computed, 1) == 1 {
                 return true;
             }
             let Some(&youngest) = self.running.last() else {
@@ -224,9 +254,9 @@ impl Scheduler {
         }
     }
 
-    /// Covers as many of `rows` positions from `start` on as free blocks and anchors allow;
+    /// Covers as many of `rows` positions from `start` on as free blocks and the cache allow;
     /// returns how many.
-    fn grow(&mut self, seq: SeqId, start: usize, rows: usize) -> usize {
+    fn grow(&mut self, now: Duration, seq: SeqId, start: usize, rows: usize) -> usize {
         let geometry = self.pools.geometry;
         let Some(Resident { table, .. }) = self
             .seqs
@@ -235,14 +265,18 @@ impl Scheduler {
         else {
             return 0;
         };
-        let kept = self.anchors.held();
         let (full, sliding) = (
-            self.pools.full.free() + kept.0,
-            self.pools.sliding.free() + kept.1,
+            self.pools.full.free() + self.pools.full.kept(),
+            self.pools.sliding.free() + self.pools.sliding.kept(),
         );
         let rows = rows.min(table.reach(geometry, full, sliding).saturating_sub(start));
         while !table.grow(&mut self.pools, start + rows) {
-            if !self.anchors.drop_oldest(&mut self.pools) {
+            let (missing, _) = table.missing(geometry, start + rows);
+            let wanted = match missing > self.pools.full.free() {
+                true => Group::Full,
+                false => Group::Sliding,
+            };
+            if !self.cache.drop_one(&mut self.pools, now, wanted) {
                 return 0;
             }
         }

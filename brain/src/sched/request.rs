@@ -24,6 +24,11 @@ pub struct Request {
     /// The marathon this belongs to: fairness between runs, and the newest anchor of each is kept.
     /// Empty: none.
     pub run_id: String,
+    /// The caller: who it is, as far as the program knows. Runs, generations and cached prefixes of
+    /// one caller are out of reach of every other.
+    pub owner: String,
+    /// Separates the cached prefixes of one caller further.
+    pub cache_salt: String,
     /// Tokens of this very generation that the client holds already. They count as generated.
     pub received: Vec<TokenId>,
     /// Texts that end the generation, for front ends and for the request's identity.
@@ -43,6 +48,8 @@ impl Request {
             params: params.into(),
             draft: DraftDepth::Auto,
             run_id: String::new(),
+            owner: String::new(),
+            cache_salt: String::new(),
             received: Vec::new(),
             stop_strings: Vec::new(),
             stop_check: None,
@@ -447,6 +454,8 @@ mod tests {
         other.draft = DraftDepth::Fixed(3);
         other.received = vec![4];
         other.run_id = "run".into();
+        other.owner = "key".into();
+        other.cache_salt = "salt".into();
         assert_eq!(other.hash(), request().hash());
     }
 

@@ -15,16 +15,17 @@ use std::{
 };
 
 use super::{
-    anchors::Anchors,
     blocks::BlockPool,
     cost::StepCost,
     depth::Acceptance,
     fair::Shares,
+    pins::Place,
+    prefix::{CacheConfig, Origin, PrefixCache},
     request::{FinishReason, ValidRequest},
     sequence::{Outcome, Sequence},
     stats::Stats,
     table::{Geometry, Pools},
-    types::{Emitted, SeqId},
+    types::{Emitted, SeqId, TokenId},
 };
 use crate::backend::Limits;
 
@@ -37,8 +38,12 @@ pub struct SchedConfig {
     pub max_seqs: usize,
     /// Rows of prefill that one sequence gets in a step at most.
     pub chunk: usize,
-    /// Anchors kept at most.
-    pub anchors: usize,
+    /// Of the prefix cache.
+    pub cache: CacheConfig,
+    /// The model's fingerprint: part of every prefix's address.
+    pub fingerprint: String,
+    /// Tokens that end a turn: prompts that share their first turn meet there.
+    pub turn_ends: Vec<TokenId>,
 }
 
 impl Default for SchedConfig {
@@ -47,7 +52,9 @@ impl Default for SchedConfig {
             max_rows: usize::MAX,
             max_seqs: usize::MAX,
             chunk: usize::MAX,
-            anchors: 64,
+            cache: CacheConfig::default(),
+            fingerprint: String::new(),
+            turn_ends: Vec::new(),
         }
     }
 }
@@ -111,7 +118,7 @@ pub struct Scheduler {
     pub(super) limits: Limits,
     pub(super) config: SchedConfig,
     pub(super) pools: Pools,
-    pub(super) anchors: Anchors,
+    pub(super) cache: PrefixCache,
     pub(super) shares: Shares,
     /// By age: ids only grow.
     pub(super) seqs: BTreeMap<SeqId, Sequence>,
@@ -162,7 +169,13 @@ impl Scheduler {
             geometry,
         };
         Ok(Self {
-            anchors: Anchors::new(config.anchors),
+            cache: PrefixCache::new(
+                config.cache.clone(),
+                (
+                    limits.full_block_bytes as u64,
+                    limits.sliding_block_bytes as u64,
+                ),
+            ),
             limits,
             config,
             pools,
@@ -191,7 +204,8 @@ impl Scheduler {
     pub fn submit(&mut self, now: Duration, request: ValidRequest) -> Submitted {
         let id = SeqId(self.next_id);
         let finished = request.finished().cloned();
-        let sequence = Sequence::new(now, id, request);
+        let stride = self.pools.geometry.stride();
+        let sequence = Sequence::new(now, id, request, &self.config.fingerprint, stride);
         self.counters.prompt_tokens += sequence.prompt_len as u64;
         if let Some(reason) = finished {
             self.counters.finished += 1;
@@ -212,6 +226,7 @@ impl Scheduler {
     /// Ends a sequence that cannot be computed; what its blocks hold is not trusted.
     pub fn fail(&mut self, now: Duration, seq: SeqId, reason: String) -> Option<Outcome> {
         self.evict(seq);
+        self.cache.distrust(&mut self.pools, seq);
         self.end(now, seq, FinishReason::Failed(reason))
     }
 
@@ -221,7 +236,7 @@ impl Scheduler {
         while let Some(&seq) = self.running.first() {
             self.evict(seq);
         }
-        self.anchors.clear(&mut self.pools);
+        self.cache.clear(&mut self.pools);
     }
 
     /// Whether there is nothing to compute.
@@ -231,35 +246,42 @@ impl Scheduler {
 
     /// Counters and what is held now.
     pub fn stats(&self) -> Stats {
-        let (full_kept, sliding_kept) = self.anchors.held();
         Stats {
             running: self.running.len(),
             waiting: self.waiting.len(),
-            anchors: self.anchors.len(),
-            full_blocks_used: self.pools.full.used() - full_kept,
-            full_blocks_kept: full_kept,
+            anchors: self.cache.len(),
+            full_blocks_used: self.pools.full.used(),
+            full_blocks_kept: self.pools.full.kept(),
             full_blocks: self.pools.full.total(),
-            sliding_blocks_used: self.pools.sliding.used() - sliding_kept,
-            sliding_blocks_kept: sliding_kept,
+            sliding_blocks_used: self.pools.sliding.used(),
+            sliding_blocks_kept: self.pools.sliding.kept(),
             sliding_blocks: self.pools.sliding.total(),
             ..self.counters
         }
     }
 
-    /// Checks that the books balance: every block is held once or free, every sequence is in one
-    /// queue and inside its limits. For tests; costs a look at every sequence.
+    /// Checks that the books balance: every block is held as the pools say, no block that will be
+    /// written is read by anyone else, every sequence is in one queue and inside its limits. For
+    /// tests; costs a look at every block.
     pub fn audit(&self) -> Result<(), String> {
-        let (mut full, mut sliding) = self.anchors.held();
+        let (mut full, mut sliding) = (BTreeSet::new(), BTreeSet::new());
         for (id, sequence) in &self.seqs {
             let (runs, waits) = (self.running.contains(id), self.waiting.contains(id));
             if runs == waits || runs != sequence.resident.is_some() {
                 return Err(format!("{id:?}: running {runs}, waiting {waits}"));
             }
             if let Some(resident) = &sequence.resident {
-                let held = resident.table.held();
-                (full, sliding) = (full + held.0, sliding + held.1);
+                let ids = resident.table.ids();
+                full.extend(ids.full);
+                sliding.extend(ids.sliding);
                 if resident.computed >= sequence.tokens.len() {
                     return Err(format!("{id:?} has nothing left to compute"));
+                }
+                if !resident
+                    .table
+                    .may_write_from(&self.pools, resident.computed)
+                {
+                    return Err(format!("{id:?} would write where others read"));
                 }
             }
             if sequence.tokens.len() >= sequence.limit {
@@ -270,13 +292,24 @@ impl Scheduler {
             return Err("a queue has a sequence that is not there".into());
         }
         let used = (self.pools.full.used(), self.pools.sliding.used());
-        if used != (full, sliding) {
+        if used != (full.len(), sliding.len()) {
             return Err(format!(
                 "{used:?} blocks are used but {:?} held",
-                (full, sliding)
+                (full.len(), sliding.len())
             ));
         }
-        Ok(())
+        let (kept_full, kept_sliding) = self.cache.blocks();
+        let alone = (
+            kept_full.difference(&full).count(),
+            kept_sliding.difference(&sliding).count(),
+        );
+        let kept = (self.pools.full.kept(), self.pools.sliding.kept());
+        if kept != alone {
+            return Err(format!(
+                "{kept:?} blocks are kept but {alone:?} in the cache"
+            ));
+        }
+        self.cache.audit()
     }
 
     /// Takes a sequence's blocks away; it waits to be computed again.
@@ -310,8 +343,18 @@ impl Scheduler {
             let mut table = resident.table;
             table.trim(&mut self.pools, resident.computed);
             sequence.tokens.truncate(resident.computed);
-            self.anchors
-                .keep(&mut self.pools, &sequence.run_id, sequence.tokens, table);
+            let origin = Origin {
+                seq,
+                run: sequence.run.as_deref(),
+                place: Some(Place::End),
+                now,
+            };
+            let left = self
+                .cache
+                .keep_end(&mut self.pools, origin, &sequence.tokens, table);
+            if let (Some(older), Some(newer)) = (sequence.origin, left) {
+                self.cache.supersede(older, newer);
+            }
         }
         Some(outcome)
     }

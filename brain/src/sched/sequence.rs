@@ -5,9 +5,10 @@ use std::{sync::Arc, time::Duration};
 use super::{
     depth::Depth,
     fair::Account,
+    prefix::AnchorId,
     request::{FinishReason, Request, StopCheck, ValidRequest, end_after},
     table::Table,
-    tokens::TokenList,
+    tokens::{PrefixKey, TokenList},
     types::{DraftDepth, Emitted, SamplingParams, SeqId, TokenId},
 };
 
@@ -66,7 +67,12 @@ pub(super) struct Resident {
 pub(super) struct Sequence {
     pub(super) id: SeqId,
     pub(super) account: Account,
-    pub(super) run_id: String,
+    /// The run's name, together with its caller's.
+    pub(super) run: Option<String>,
+    /// Where it leaves anchors while it computes its prompt, in order.
+    pub(super) marks: Vec<usize>,
+    /// The anchor that it went on from.
+    pub(super) origin: Option<AnchorId>,
     pub(super) params: Arc<SamplingParams>,
     pub(super) draft: DraftDepth,
     stop_check: Option<Box<dyn StopCheck>>,
@@ -85,22 +91,36 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub(super) fn new(now: Duration, id: SeqId, valid: ValidRequest) -> Self {
+    /// `fingerprint` is the model's; prefixes are addressed at multiples of `stride`.
+    pub(super) fn new(
+        now: Duration,
+        id: SeqId,
+        valid: ValidRequest,
+        fingerprint: &str,
+        stride: usize,
+    ) -> Self {
         let ValidRequest { request, limit, .. } = valid;
         let Request {
             prompt,
             params,
             draft,
             run_id,
+            owner,
+            cache_salt,
             received,
             stop_check,
             ..
         } = request;
-        let tokens = TokenList::new(prompt.iter().copied().chain(received.iter().copied()));
+        let root = PrefixKey::root(fingerprint, &owner, &cache_salt);
+        let known = prompt.iter().chain(&received).copied();
+        let tokens = TokenList::new(root, stride, known);
+        let run = (!run_id.is_empty()).then(|| format!("{owner}\n{run_id}"));
         Self {
             id,
-            account: Account::of(&run_id, id.0),
-            run_id,
+            account: Account::of(run.as_deref().unwrap_or_default(), id.0),
+            run,
+            marks: Vec::new(),
+            origin: None,
             params,
             draft,
             stop_check,

@@ -7,24 +7,28 @@ pub struct Stats {
     pub running: usize,
     /// Sequences waiting, now.
     pub waiting: usize,
-    /// Anchors kept, now.
+    /// Anchors of the prefix cache, now.
     pub anchors: usize,
     /// Blocks of the full group that sequences hold, now.
     pub full_blocks_used: usize,
-    /// Blocks of the full group that anchors hold, now. Free on demand.
+    /// Blocks of the full group that the prefix cache alone holds, now. Free on demand.
     pub full_blocks_kept: usize,
     /// Blocks of the full group.
     pub full_blocks: usize,
     /// Blocks of the sliding group that sequences hold, now.
     pub sliding_blocks_used: usize,
-    /// Blocks of the sliding group that anchors hold, now. Free on demand.
+    /// Blocks of the sliding group that the prefix cache alone holds, now. Free on demand.
     pub sliding_blocks_kept: usize,
     /// Blocks of the sliding group.
     pub sliding_blocks: usize,
     /// Prompt tokens of the sequences submitted.
     pub prompt_tokens: u64,
-    /// Of those, taken from an anchor.
+    /// Of those, taken from the prefix cache.
     pub cached_tokens: u64,
+    /// Times that a sequence went on from an anchor.
+    pub prefix_hits: u64,
+    /// Of those, where others can go on at the same time.
+    pub prefix_shared: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
     /// Drafts checked.

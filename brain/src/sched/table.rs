@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::{
-    blocks::{Block, BlockPool, Full, Sliding},
+    blocks::{Block, BlockPool, Full, Kept, Sliding},
     types::BlockTables,
 };
 use crate::backend::Limits;
@@ -29,25 +29,41 @@ impl Geometry {
         }
     }
 
+    /// Every so many positions a block of both groups ends: only there can a prefix be shared,
+    /// because who goes on from there writes to blocks of its own.
+    pub fn stride(&self) -> usize {
+        let (mut a, mut b) = (self.full_block, self.sliding_block);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        self.full_block / a.max(1) * self.sliding_block
+    }
+
     /// Blocks of the full group for the first `len` positions.
     pub fn full_blocks(&self, len: usize) -> usize {
         len.div_ceil(self.full_block)
     }
 
     /// Blocks of the sliding group that a sequence of `len` tokens holds at most while `rows` new
-    /// rows are computed: the window before them may begin anywhere in its first block.
+    /// rows are computed: the window kept before them may begin anywhere in its first block.
     pub fn sliding_blocks(&self, len: usize, rows: usize) -> usize {
-        let span = self.window + rows;
+        let span = self.window + self.stride() + rows;
         let whole = len.div_ceil(self.sliding_block);
         whole.min((span - 1).div_ceil(self.sliding_block) + 1)
     }
 
+    /// The last place before the newest of `committed` tokens where a prefix can be shared.
+    pub fn boundary(&self, committed: usize) -> usize {
+        committed.saturating_sub(1) / self.stride() * self.stride()
+    }
+
     /// First position that a sequence of `committed` tokens still needs in the sliding group.
     ///
-    /// One more than the next query sees: the last committed position may have to be computed
-    /// again (its output is not in the cache), and the drafter looks at the newest `window` keys.
+    /// A window before the last place where it can be shared: whoever goes on from there finds
+    /// it whole. That is at least one key more than the next query sees, so that the last
+    /// committed position can be computed again (its output is not in the cache).
     fn sliding_from(&self, committed: usize) -> usize {
-        committed.saturating_sub(self.window)
+        self.boundary(committed).saturating_sub(self.window)
     }
 }
 
@@ -140,6 +156,67 @@ impl Table {
         }
     }
 
+    /// A table of blocks that hold positions from 0 on, and from block number `sliding_first` on.
+    pub(super) fn of(
+        full: Vec<Block<Full>>,
+        sliding: VecDeque<Block<Sliding>>,
+        sliding_first: usize,
+    ) -> Self {
+        Self {
+            full,
+            sliding,
+            sliding_first,
+        }
+    }
+
+    /// The blocks, and the number of the first sliding one.
+    pub(super) fn into_blocks(self) -> (Vec<Block<Full>>, VecDeque<Block<Sliding>>, usize) {
+        (self.full, self.sliding, self.sliding_first)
+    }
+
+    /// The blocks of the full group, from position 0 on.
+    pub(super) fn full(&self) -> &[Block<Full>] {
+        &self.full
+    }
+
+    /// First position that the sliding group still has.
+    pub fn sliding_start(&self, geometry: Geometry) -> usize {
+        self.sliding_first * geometry.sliding_block
+    }
+
+    /// Keeps the sliding blocks that a sequence needs to go on from `len` tokens, a multiple of
+    /// the stride. With the number of the first one; `None` where the window is gone.
+    pub(super) fn keep_window(
+        &self,
+        pools: &mut Pools,
+        len: usize,
+    ) -> Option<(Vec<Kept<Sliding>>, usize)> {
+        let block = pools.geometry.sliding_block;
+        let first = len.saturating_sub(pools.geometry.window) / block;
+        let from = first.checked_sub(self.sliding_first)?;
+        let to = (len / block).checked_sub(self.sliding_first)?;
+        if to > self.sliding.len() {
+            return None;
+        }
+        let kept = self.sliding.range(from..to);
+        Some((kept.map(|block| pools.sliding.keep(block)).collect(), first))
+    }
+
+    /// Whether every block that positions from `start` on lie in is the sequence's own.
+    pub fn may_write_from(&self, pools: &Pools, start: usize) -> bool {
+        let full = start / pools.geometry.full_block;
+        let sliding = (start / pools.geometry.sliding_block).saturating_sub(self.sliding_first);
+        self.full
+            .iter()
+            .skip(full)
+            .all(|block| pools.full.may_write(block))
+            && self
+                .sliding
+                .iter()
+                .skip(sliding)
+                .all(|block| pools.sliding.may_write(block))
+    }
+
     /// Gives every block back.
     pub fn release(self, pools: &mut Pools) {
         for block in self.full {
@@ -153,6 +230,12 @@ impl Table {
     /// Blocks held in the full and in the sliding group.
     pub fn held(&self) -> (usize, usize) {
         (self.full.len(), self.sliding.len())
+    }
+
+    /// Sliding blocks that no other sequence holds.
+    pub fn window_held_alone(&self, pools: &Pools) -> usize {
+        let shared = |block: &&Block<Sliding>| pools.sliding.is_shared(block);
+        self.sliding.len() - self.sliding.iter().filter(shared).count()
     }
 
     /// The numbers of the blocks, for a step. The one thing a step does per block of context.
@@ -199,8 +282,9 @@ mod tests {
             for (rows, rejected) in rounds {
                 prop_assert!(table.grow(&mut pools, committed + rows));
                 prop_assert!(table.covers(geometry) >= committed + rows);
-                let oldest_key = committed.saturating_sub(window);
+                let oldest_key = geometry.boundary(committed).saturating_sub(window);
                 prop_assert!(table.sliding_first * sliding_block <= oldest_key);
+                prop_assert!(oldest_key <= committed.saturating_sub(window));
                 let (full, sliding) = table.held();
                 prop_assert!(sliding <= geometry.sliding_blocks(usize::MAX / 2, widest));
                 prop_assert!(full <= geometry.full_blocks(committed + widest));

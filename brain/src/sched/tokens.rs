@@ -1,22 +1,53 @@
-//! A growing list of tokens that knows the hash of each of its prefixes.
+//! A growing list of tokens that knows the content address of each of its prefixes.
+//!
+//! Prefixes are addressed at multiples of a stride by a chain of BLAKE3 hashes that begins with
+//! the model's fingerprint, the caller and the caller's salt. Equal keys mean that all of these and
+//! the tokens are equal: nobody can find, guess or collide with what another caller computed.
 
 use super::types::TokenId;
 
-/// Tokens of a sequence, prompt and answer together, with a chained hash at every length.
-///
-/// The chain makes "does this list start with that one?" a single comparison of hashes, whatever
-/// the lengths. It only finds candidates: who acts on a hit compares the tokens themselves.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Content address of a prefix: of its tokens, the model, the caller and the salt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PrefixKey(pub [u8; 32]);
+
+impl PrefixKey {
+    /// The key of the empty prefix.
+    pub fn root(fingerprint: &str, owner: &str, salt: &str) -> Self {
+        let mut hasher = blake3::Hasher::new_derive_key("marathon brain prefix 1");
+        for part in [fingerprint, owner, salt] {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part.as_bytes());
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+
+    /// The key of this prefix with these tokens behind it.
+    fn then(&self, tokens: &[TokenId]) -> Self {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        for token in tokens {
+            hasher.update(&token.to_le_bytes());
+        }
+        Self(*hasher.finalize().as_bytes())
+    }
+}
+
+/// Tokens of a sequence, prompt and answer together, with the keys of their prefixes.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenList {
     ids: Vec<TokenId>,
-    /// `chain[i]` is the hash of `ids[..=i]`.
-    chain: Vec<u64>,
+    stride: usize,
+    /// `keys[i]` addresses the first `i * stride` tokens.
+    keys: Vec<PrefixKey>,
 }
 
 impl TokenList {
-    /// The list of the given tokens.
-    pub fn new(ids: impl IntoIterator<Item = TokenId>) -> Self {
-        let mut list = Self::default();
+    /// The list of the given tokens, addressed at multiples of `stride` (at least 1).
+    pub fn new(root: PrefixKey, stride: usize, ids: impl IntoIterator<Item = TokenId>) -> Self {
+        let mut list = Self {
+            ids: Vec::new(),
+            stride: stride.max(1),
+            keys: vec![root],
+        };
         for id in ids {
             list.push(id);
         }
@@ -25,10 +56,14 @@ impl TokenList {
 
     /// Appends one token.
     pub fn push(&mut self, id: TokenId) {
-        let last = self.chain.last().copied().unwrap_or(CHAIN_START);
         self.ids.push(id);
-        self.chain
-            .push(mix(last ^ mix(u64::from(id).wrapping_add(ID_OFFSET))));
+        let whole = self.keys.len() * self.stride;
+        if self.ids.len() == whole
+            && let Some(last) = self.keys.last()
+        {
+            let key = last.then(&self.ids[whole - self.stride..]);
+            self.keys.push(key);
+        }
     }
 
     /// How many tokens.
@@ -46,56 +81,63 @@ impl TokenList {
         &self.ids
     }
 
-    /// Hash of the first `len` tokens; `None` past the end and for the empty prefix.
-    pub fn prefix_hash(&self, len: usize) -> Option<u64> {
-        self.chain.get(len.checked_sub(1)?).copied()
+    /// Key of the first `index * stride` tokens, if there are so many.
+    pub fn key(&self, index: usize) -> Option<PrefixKey> {
+        self.keys.get(index).copied()
     }
 
     /// Forgets all but the first `len` tokens.
     pub fn truncate(&mut self, len: usize) {
         self.ids.truncate(len);
-        self.chain.truncate(len);
+        self.keys.truncate(self.ids.len() / self.stride + 1);
     }
-}
-
-const CHAIN_START: u64 = 0x243f_6a88_85a3_08d3;
-const ID_OFFSET: u64 = 0x1319_8a2e_0370_7344;
-
-/// A bijection on 64 bits in which every input bit moves every output bit.
-fn mix(mut x: u64) -> u64 {
-    x = (x ^ (x >> 31)).wrapping_mul(0x7fb5_d329_728e_a185);
-    x = (x ^ (x >> 27)).wrapping_mul(0x81da_def4_bc2d_d44d);
-    x ^ (x >> 33)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_prefix_has_the_hash_of_the_list_it_is() {
-        let long = TokenList::new([5, 0, 7, 7, 1]);
-        for len in 1..=5 {
-            let short = TokenList::new(long.ids()[..len].iter().copied());
-            assert_eq!(long.prefix_hash(len), short.prefix_hash(len));
-        }
-        assert_eq!(long.prefix_hash(0), None);
-        assert_eq!(long.prefix_hash(6), None);
+    fn list(stride: usize, ids: &[TokenId]) -> TokenList {
+        TokenList::new(PrefixKey::root("f", "o", "s"), stride, ids.iter().copied())
     }
 
     #[test]
-    fn order_and_length_change_the_hash() {
-        let hash = |ids: &[TokenId]| TokenList::new(ids.iter().copied()).prefix_hash(ids.len());
-        assert_ne!(hash(&[1, 2]), hash(&[2, 1]));
-        assert_ne!(hash(&[0]), hash(&[0, 0]));
-        assert_ne!(hash(&[0]), hash(&[1]));
+    fn a_prefix_has_the_key_of_the_list_it_is() {
+        let long = list(2, &[5, 0, 7, 7, 1]);
+        for len in 0..=5 {
+            let short = list(2, &long.ids()[..len]);
+            assert_eq!(long.key(len / 2), short.key(len / 2));
+        }
+        assert_eq!(long.key(2), list(2, &[5, 0, 7, 7]).key(2));
+        assert_eq!(long.key(3), None);
+    }
+
+    #[test]
+    fn tokens_order_model_caller_and_salt_change_the_key() {
+        let key = |ids: &[TokenId]| list(2, ids).key(1);
+        assert_ne!(key(&[1, 2]), key(&[2, 1]));
+        assert_ne!(key(&[0, 0]), list(2, &[0, 0]).key(0));
+        let roots = [
+            ("f", "o", "s"),
+            ("g", "o", "s"),
+            ("f", "p", "s"),
+            ("f", "os", ""),
+        ];
+        let keys: std::collections::BTreeSet<_> = roots
+            .into_iter()
+            .map(|(model, owner, salt)| PrefixKey::root(model, owner, salt))
+            .collect();
+        assert_eq!(keys.len(), roots.len());
     }
 
     #[test]
     fn a_cut_list_grows_on_as_if_never_longer() {
-        let mut list = TokenList::new([1, 2, 3, 4]);
-        list.truncate(2);
-        list.push(9);
-        assert_eq!(list, TokenList::new([1, 2, 9]));
+        for cut in 0..=6 {
+            let mut cut_list = list(2, &[1, 2, 3, 4, 5, 6]);
+            cut_list.truncate(cut);
+            cut_list.push(9);
+            let whole: Vec<_> = (1..=cut as u32).chain([9]).collect();
+            assert_eq!(cut_list, list(2, &whole));
+        }
     }
 }

@@ -202,6 +202,7 @@ fn limits(model: &LoadedModel, options: &CpuOptions, bf16: bool) -> Result<Limit
         }
     };
     let (full_blocks, sliding_blocks) = blocks(plan, options, length, bf16)?;
+    let element = if bf16 { 2 } else { 4 };
     let max_drafts = match &model.drafter {
         None => 0,
         Some(_) => options.max_drafts.min(MAX_DRAFTS),
@@ -216,6 +217,8 @@ fn limits(model: &LoadedModel, options: &CpuOptions, bf16: bool) -> Result<Limit
         full_blocks,
         sliding_block_size: kv::BLOCK,
         sliding_blocks,
+        full_block_bytes: kv::block_bytes(plan, Kind::Full, element),
+        sliding_block_bytes: kv::block_bytes(plan, Kind::Sliding, element),
         window: plan.window,
     })
 }

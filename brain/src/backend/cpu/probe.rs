@@ -106,6 +106,8 @@ impl AttentionProbe {
         };
         let window = 512;
         let limits = Limits {
+            full_block_bytes: 0,
+            sliding_block_bytes: 0,
             vocab_size: 1,
             max_model_len: context,
             max_rows: rows,

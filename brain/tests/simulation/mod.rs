@@ -1,0 +1,422 @@
+//! Random worlds, requests that arrive in them, and a simulation that checks every token.
+
+#![allow(
+    clippy::unwrap_used,
+    dead_code,
+    unreachable_pub,
+    reason = "helpers of tests, of which every test binary uses its own part"
+)]
+
+use std::{collections::BTreeMap, time::Duration};
+
+use brain::{
+    backend::{
+        Executor, Limits,
+        fake::{FakeExecutor, FakeOptions},
+    },
+    sched::{
+        prefix::CacheConfig,
+        request::{FinishReason, Request},
+        scheduler::{Event, SchedConfig, Scheduler, Submitted},
+        sequence::Outcome,
+        types::{DraftDepth, Emitted, SamplingParams, SeqId, Step, TokenId},
+    },
+};
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+pub struct World {
+    pub limits: Limits,
+    pub config: SchedConfig,
+    pub right: f64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub prompt: Vec<TokenId>,
+    pub begins: Beginning,
+    pub owner: u8,
+    pub max_tokens: u32,
+    pub sampling: u64,
+    pub draft: DraftDepth,
+    pub run: u8,
+    /// Share of the answer, in 16ths, that the client holds already.
+    pub received: usize,
+    pub arrives: usize,
+    pub cancelled_after: Option<usize>,
+}
+
+/// What a prompt begins with.
+#[derive(Clone, Copy, Debug)]
+pub enum Beginning {
+    /// Nothing that another has.
+    Own,
+    /// The tokens that all such prompts begin with, as many as that.
+    Common(usize),
+    /// A sequence that has ended, counted from the last one back: the first 16ths of its tokens.
+    Ended { back: usize, share: usize },
+}
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub world: World,
+    pub plans: Vec<Plan>,
+    /// Steps whose results are lost, and whether all the device holds is lost with them.
+    pub losses: BTreeMap<usize, bool>,
+}
+
+pub fn world() -> impl Strategy<Value = World> {
+    (1usize..7, 1usize..7, 1usize..14, 0usize..9, 0.0..=1.0f64).prop_flat_map(
+        |(full_block_size, sliding_block_size, window, max_drafts, right)| {
+            let stride = full_block_size * sliding_block_size;
+            let sliding_least = (window + stride).div_ceil(sliding_block_size) + 2;
+            let sizes = (
+                1usize..40,
+                1usize..7,
+                4usize..40,
+                sliding_least..sliding_least + 30,
+            );
+            (sizes, 1usize..40, 0usize..6).prop_map(
+                move |((max_rows, max_seqs, full_blocks, sliding_blocks), chunk, anchors)| World {
+                    limits: Limits {
+                        vocab_size: 50,
+                        max_model_len: 100,
+                        max_rows,
+                        max_seqs,
+                        max_drafts,
+                        full_block_size,
+                        full_blocks,
+                        sliding_block_size,
+                        sliding_blocks,
+                        full_block_bytes: 3,
+                        sliding_block_bytes: 5,
+                        window,
+                    },
+                    config: SchedConfig {
+                        chunk,
+                        cache: CacheConfig {
+                            anchors,
+                            bytes: if anchors == 5 { 100 } else { u64::MAX },
+                            pin_lease: Duration::from_millis(20),
+                            ..CacheConfig::default()
+                        },
+                        turn_ends: vec![7],
+                        ..SchedConfig::default()
+                    },
+                    right,
+                },
+            )
+        },
+    )
+}
+
+pub fn beginning() -> impl Strategy<Value = Beginning> {
+    let ended = (0usize..3, prop_oneof![2 => Just(16usize), 1 => 1usize..16]);
+    prop_oneof![
+        2 => Just(Beginning::Own),
+        2 => (1usize..40).prop_map(Beginning::Common),
+        3 => ended.prop_map(|(back, share)| Beginning::Ended { back, share }),
+    ]
+}
+
+pub fn plan() -> impl Strategy<Value = Plan> {
+    let draft = prop_oneof![
+        Just(DraftDepth::Auto),
+        (0u32..10).prop_map(DraftDepth::Fixed)
+    ];
+    (
+        prop::collection::vec(0u32..50, 1..40),
+        beginning(),
+        0u8..8,
+        1u32..40,
+        0u64..6,
+        draft,
+        0u8..3,
+        prop_oneof![3 => Just(0usize), 1 => 0usize..17],
+        0usize..60,
+        prop::option::weighted(0.2, 0usize..40),
+    )
+        .prop_map(
+            |(
+                prompt,
+                begins,
+                owner,
+                max_tokens,
+                sampling,
+                draft,
+                run,
+                received,
+                arrives,
+                cancelled_after,
+            )| {
+                Plan {
+                    prompt,
+                    begins,
+                    owner,
+                    max_tokens,
+                    sampling,
+                    draft,
+                    run,
+                    received,
+                    arrives,
+                    cancelled_after,
+                }
+            },
+        )
+}
+
+pub fn case() -> impl Strategy<Value = Case> {
+    (
+        world(),
+        prop::collection::vec(plan(), 1..9),
+        prop::collection::btree_map(0usize..150, any::<bool>(), 0..4),
+    )
+        .prop_map(|(world, plans, losses)| Case {
+            world,
+            plans,
+            losses,
+        })
+}
+
+/// Parameters of a few kinds, so that requests differ and sometimes agree.
+pub fn params(kind: u64, max_tokens: u32) -> SamplingParams {
+    SamplingParams {
+        temperature: if kind.is_multiple_of(2) { 0.0 } else { 1.0 },
+        seed: kind,
+        frequency_penalty: if kind == 3 { 0.5 } else { 0.0 },
+        stop_tokens: if kind >= 2 { vec![1, 2] } else { Vec::new() },
+        min_tokens: if kind == 4 { 3 } else { 0 },
+        logprobs: (kind % 3) as u32,
+        ..SamplingParams::greedy(max_tokens)
+    }
+}
+
+#[derive(Debug)]
+pub struct Running {
+    pub prompt: Vec<TokenId>,
+    pub expected: Vec<Emitted>,
+    /// Received, then emitted.
+    pub tokens: Vec<Emitted>,
+    pub received: usize,
+    pub since: usize,
+    pub cancelled_after: Option<usize>,
+    pub outcome: Option<Outcome>,
+}
+
+impl Running {
+    pub fn check(&self) -> Result<(), TestCaseError> {
+        let tokens = &self.tokens;
+        prop_assert!(tokens.len() <= self.expected.len());
+        for (index, (token, expected)) in tokens.iter().zip(&self.expected).enumerate() {
+            prop_assert_eq!(token.id, expected.id, "token {}", index);
+            if index >= self.received {
+                prop_assert_eq!(
+                    &token.logprobs,
+                    &expected.logprobs,
+                    "log-probability {}",
+                    index
+                );
+            }
+        }
+        let Some(outcome) = &self.outcome else {
+            return Ok(());
+        };
+        prop_assert_eq!(outcome.usage.generated, tokens.len());
+        prop_assert_eq!(outcome.usage.prompt, self.prompt.len());
+        prop_assert!(outcome.usage.cached <= self.prompt.len());
+        prop_assert!(outcome.usage.accepted <= outcome.usage.drafted);
+        match outcome.reason {
+            FinishReason::Cancelled => {}
+            FinishReason::Failed(_) | FinishReason::StopString => prop_assert!(false),
+            FinishReason::StopToken(stop) => {
+                prop_assert_eq!(tokens.last().map(|token| token.id), Some(stop));
+                prop_assert_eq!(tokens.len(), self.expected.len());
+            }
+            FinishReason::Length => prop_assert_eq!(tokens.len(), self.expected.len()),
+        }
+        Ok(())
+    }
+}
+
+pub struct Simulation {
+    pub scheduler: Scheduler,
+    pub fake: FakeExecutor,
+    pub there: BTreeMap<SeqId, Running>,
+    pub done: Vec<Running>,
+    pub step: usize,
+}
+
+impl Simulation {
+    pub fn new(world: &World) -> Self {
+        let options = FakeOptions {
+            limits: world.limits.clone(),
+            right: world.right,
+            ..FakeOptions::default()
+        };
+        Self {
+            scheduler: Scheduler::new(world.limits.clone(), world.config.clone()).unwrap(),
+            fake: FakeExecutor::new(options),
+            there: BTreeMap::new(),
+            done: Vec::new(),
+            step: 0,
+        }
+    }
+
+    pub fn now(&self) -> Duration {
+        Duration::from_millis(self.step as u64)
+    }
+
+    pub fn submit(&mut self, plan: &Plan) -> Result<(), TestCaseError> {
+        let mut prompt = plan.prompt.clone();
+        match plan.begins {
+            Beginning::Own => {}
+            Beginning::Common(len) => {
+                prompt = (0..len as u32).map(|at| at * at % 50).collect();
+                prompt.extend(&plan.prompt[..plan.prompt.len().div_ceil(4)]);
+            }
+            Beginning::Ended { back, share } => {
+                if let Some(before) = self.done.iter().rev().nth(back) {
+                    let mut known = before.prompt.clone();
+                    known.extend(before.tokens.iter().map(|token| token.id));
+                    known.truncate((known.len() * share).div_ceil(16));
+                    known.extend(&plan.prompt[..plan.prompt.len() / 4]);
+                    prompt = known;
+                }
+            }
+        }
+        let max_len = self.scheduler.max_len();
+        if prompt.len() >= max_len {
+            let request = Request::new(prompt, params(0, 1));
+            prop_assert!(request.validate(self.scheduler.limits(), max_len).is_err());
+            return Ok(());
+        }
+        let room = plan.max_tokens.min((max_len - prompt.len()) as u32);
+        let expected = self.fake.expected(&prompt, &params(plan.sampling, room));
+        let received = plan.received * expected.len() / 16;
+        let request = Request {
+            draft: plan.draft,
+            run_id: if plan.run == 0 {
+                String::new()
+            } else {
+                format!("run{}", plan.run)
+            },
+            owner: format!("{}", plan.owner / 6),
+            received: expected[..received].iter().map(|token| token.id).collect(),
+            ..Request::new(prompt.clone(), params(plan.sampling, plan.max_tokens))
+        };
+        let valid = request.validate(self.scheduler.limits(), max_len).unwrap();
+        let mut running = Running {
+            prompt,
+            tokens: expected[..received].to_vec(),
+            expected,
+            received,
+            since: self.step,
+            cancelled_after: plan.cancelled_after,
+            outcome: None,
+        };
+        match self.scheduler.submit(self.now(), valid) {
+            Submitted::Queued(seq) => {
+                self.there.insert(seq, running);
+            }
+            Submitted::Done(outcome) => {
+                running.outcome = Some(outcome);
+                running.check()?;
+                self.done.push(running);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn finish(&mut self, seq: SeqId, outcome: Outcome) -> Result<(), TestCaseError> {
+        let mut running = self.there.remove(&seq).unwrap();
+        running.outcome = Some(outcome);
+        running.check()?;
+        self.done.push(running);
+        Ok(())
+    }
+
+    pub fn cancel_due(&mut self) -> Result<(), TestCaseError> {
+        let due: Vec<SeqId> = self
+            .there
+            .iter()
+            .filter(|(_, running)| {
+                running
+                    .cancelled_after
+                    .is_some_and(|after| self.step >= running.since + after)
+            })
+            .map(|(&seq, _)| seq)
+            .collect();
+        for seq in due {
+            let outcome = self.scheduler.cancel(self.now(), seq).unwrap();
+            prop_assert_eq!(self.scheduler.cancel(self.now(), seq), None);
+            self.finish(seq, outcome)?;
+        }
+        Ok(())
+    }
+
+    /// Plans, runs and commits. `lost`: the result is lost, and if so the device's memory too.
+    pub fn run_step(&mut self, lost: Option<bool>) -> Result<Option<Step>, TestCaseError> {
+        let Some(step) = self.scheduler.plan(self.now()) else {
+            prop_assert!(
+                self.there.is_empty(),
+                "sequences wait and nothing is planned"
+            );
+            return Ok(None);
+        };
+        self.scheduler.audit().map_err(TestCaseError::fail)?;
+        let output = self
+            .fake
+            .run(&step)
+            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+        match lost {
+            Some(true) => self.scheduler.reset(),
+            Some(false) => {}
+            None => {
+                // Time is a number like any other; this one makes depths vary.
+                let elapsed = Duration::from_micros(100 + 7 * step.rows() as u64);
+                let events = self.scheduler.commit(self.now(), &step, output, elapsed);
+                for event in events.map_err(|error| TestCaseError::fail(error.to_string()))? {
+                    match event {
+                        Event::Tokens {
+                            seq,
+                            tokens,
+                            drafted,
+                            accepted,
+                        } => {
+                            prop_assert!(accepted <= drafted && accepted <= tokens.len());
+                            let running = self.there.get_mut(&seq).unwrap();
+                            running.tokens.extend(tokens);
+                            running.check()?;
+                        }
+                        Event::Finished { seq, outcome } => self.finish(seq, outcome)?,
+                    }
+                }
+            }
+        }
+        self.scheduler.audit().map_err(TestCaseError::fail)?;
+        Ok(Some(step))
+    }
+}
+
+pub fn roomy() -> World {
+    World {
+        limits: FakeOptions::default().limits,
+        config: SchedConfig::default(),
+        right: 0.7,
+    }
+}
+
+pub fn plain(prompt: Vec<TokenId>, max_tokens: u32, run: u8) -> Plan {
+    Plan {
+        prompt,
+        begins: Beginning::Own,
+        owner: 0,
+        max_tokens,
+        sampling: 1,
+        draft: DraftDepth::Auto,
+        run,
+        received: 0,
+        arrives: 0,
+        cancelled_after: None,
+    }
+}
