@@ -12,6 +12,7 @@ use crate::{
     demo,
     engine::{Engine, EngineConfig, clock::SystemClock},
     error::Error,
+    hub::locate::{Drafting, Located, Place, locate},
     model::{self, DrafterChoice, LoadOptions, LoadedModel},
     sched::{prefix::CacheConfig, scheduler::SchedConfig, types::DraftDepth},
     serving::{ModelFacts, Serving, sampling::Defaults},
@@ -21,17 +22,44 @@ use crate::{
 /// What can be said about the settings before anything is loaded.
 pub fn check(config: &Config) -> Result<(), Error> {
     match &config.model {
-        Model::Demo => Ok(()),
+        Model::Demo | Model::Hub(_) => Ok(()),
         Model::Dir(dir) => check_folder(dir),
     }
 }
 
+/// What is loaded, once it is on this disk.
+enum Files {
+    /// Built into the program.
+    Demo,
+    /// A checkpoint, and perhaps its drafter.
+    Folders(Located),
+}
+
+/// Finds the files, fetching what is on the hub.
+fn files(config: &Config) -> Result<Files, Error> {
+    let model = match &config.model {
+        Model::Demo => return Ok(Files::Demo),
+        Model::Dir(dir) => Place::Folder(dir.clone()),
+        Model::Hub(name) => Place::Hub(name.clone()),
+    };
+    let drafting = match &config.drafter {
+        _ if config.draft_tokens == DraftTokens::Off => Drafting::None,
+        Drafter::None => Drafting::None,
+        Drafter::Auto => Drafting::Auto,
+        Drafter::Dir(dir) => Drafting::At(Place::Folder(dir.clone())),
+        Drafter::Hub(name) => Drafting::At(Place::Hub(name.clone())),
+    };
+    let say = Box::new(|text: &str| tracing::info!("{text}"));
+    Ok(Files::Folders(locate(&model, &drafting, say)?))
+}
+
 /// Loads everything and starts the engine. Blocks for as long as that takes.
 pub fn bring_up(config: &Config) -> Result<Serving, Error> {
-    let text = Arc::new(text_model(&config.model)?);
+    let files = files(config)?;
+    let text = Arc::new(text_model(config, &files)?);
     let (executor, facts) = match config.device {
         Device::Fake => fake(config, &text),
-        Device::Cpu => cpu(config, &text)?,
+        Device::Cpu => cpu(config, &files, &text)?,
     };
     let engine_config = EngineConfig {
         sched: SchedConfig {
@@ -65,19 +93,20 @@ fn cache_config(limits: &Limits, lease: Duration) -> CacheConfig {
     }
 }
 
-fn text_model(model: &Model) -> Result<TextModel, Error> {
+fn text_model(config: &Config, files: &Files) -> Result<TextModel, Error> {
     let checkpoint = |error: &dyn std::fmt::Display| Error::Checkpoint(error.to_string());
-    let (tokenizer, template) = match model {
-        Model::Demo => (
+    let (tokenizer, template) = match files {
+        Files::Demo => (
             Tokenizer::from_bytes(demo::TOKENIZER, "the built-in tokenizer")
                 .map_err(|e| checkpoint(&e))?,
             Template::new(demo::TEMPLATE).map_err(|e| checkpoint(&e))?,
         ),
-        Model::Dir(dir) => (
+        Files::Folders(Located { model: dir, .. }) => (
             Tokenizer::from_file(&dir.join("tokenizer.json")).map_err(|e| checkpoint(&e))?,
             Template::from_checkpoint(dir).map_err(|e| checkpoint(&e))?,
         ),
     };
+    let tokenizer = tokenizer.trust_special_tokens(config.trust_special_tokens);
     TextModel::new(Arc::new(tokenizer), template).map_err(|e| checkpoint(&e))
 }
 
@@ -101,8 +130,12 @@ fn default_draft(draft_tokens: DraftTokens) -> DraftDepth {
 }
 
 /// The processor computes the checkpoint.
-fn cpu(config: &Config, text: &TextModel) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
-    let model = load(config)?;
+fn cpu(
+    config: &Config,
+    files: &Files,
+    text: &TextModel,
+) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
+    let model = load(config, files)?;
     let markers = text.tokenizer().markers();
     text.tokenizer()
         .check_vocabulary(model.plan.vocab)
@@ -156,22 +189,23 @@ fn cpu(config: &Config, text: &TextModel) -> Result<(Box<dyn Executor>, ModelFac
     Ok((Box::new(executor), facts))
 }
 
-fn load(config: &Config) -> Result<LoadedModel, Error> {
-    let drafting = config.draft_tokens != DraftTokens::Off;
-    let choice = match &config.drafter {
-        Drafter::Auto if drafting => DrafterChoice::Auto,
-        Drafter::Dir(dir) if drafting => DrafterChoice::Dir(dir.clone()),
-        _ => DrafterChoice::None,
-    };
-    let loaded = match (&config.model, choice) {
-        (Model::Dir(dir), drafter) => model::load(dir, &LoadOptions { drafter }),
-        (Model::Demo, DrafterChoice::Dir(_)) => {
-            return Err(Error::Usage(
-                "the built-in model has its own drafter: give --drafter auto or none".into(),
-            ));
+fn load(config: &Config, files: &Files) -> Result<LoadedModel, Error> {
+    let loaded = match files {
+        Files::Folders(Located { model, drafter }) => {
+            let drafter = drafter
+                .clone()
+                .map_or(DrafterChoice::None, DrafterChoice::Dir);
+            model::load(model, &LoadOptions { drafter })
         }
-        (Model::Demo, choice) => {
-            model::load_embedded(&demo::CHECKPOINT, choice == DrafterChoice::Auto)
+        Files::Demo => {
+            let drafting = config.draft_tokens != DraftTokens::Off;
+            if drafting && !matches!(config.drafter, Drafter::Auto | Drafter::None) {
+                return Err(Error::Usage(
+                    "the built-in model has its own drafter: give --drafter auto or none".into(),
+                ));
+            }
+            let with_drafter = drafting && config.drafter == Drafter::Auto;
+            model::load_embedded(&demo::CHECKPOINT, with_drafter)
         }
     };
     loaded.map_err(|error| Error::Checkpoint(error.to_string()))

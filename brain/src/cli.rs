@@ -29,6 +29,9 @@ pub enum Command {
     Serve(ServeArgs),
     /// Print one answer of the model, without a server.
     Generate(GenerateArgs),
+    /// Fetch a model and its drafter from the hub; print the folder they are in.
+    #[command(after_help = PULL_HELP)]
+    Pull(PullArgs),
 }
 
 const SERVE_HELP: &str = "\
@@ -39,6 +42,7 @@ default.
 Examples:
   brain serve                                    the built-in demonstration model
   brain serve --model /models/gemma-4-E4B-it     a checkpoint folder
+  brain serve --model google/gemma-4-E4B-it      a model on the hub, fetched once
   brain serve --grpc-addr unix:/run/brain.sock   a socket instead of a port
   brain serve --print-config                     every setting and where it comes from
 
@@ -50,6 +54,30 @@ Exit codes:
   5  the device cannot hold the model
   6  serving failed
   7  ended at once by a second signal";
+
+const PULL_HELP: &str = "\
+The files go to the cache that huggingface_hub uses, and what is there is not fetched again. A fetch
+that was cut short goes on where it ended. These variables mean here what they mean there:
+
+  HF_HOME, HF_HUB_CACHE   where the cache is
+  HF_TOKEN                the access token (else the one that `hf auth login` stored)
+  HF_ENDPOINT             another hub
+  HF_HUB_OFFLINE=1        take everything from the cache
+
+Examples:
+  brain pull google/gemma-4-31B-it
+  brain serve --model google/gemma-4-31B-it      fetches what is missing, too";
+
+/// Flags of `brain pull`.
+#[derive(Debug, Args)]
+pub struct PullArgs {
+    /// OWNER/NAME, or OWNER/NAME@REVISION for a branch, a tag or a commit.
+    #[arg(value_name = "NAME")]
+    pub name: String,
+    /// The drafter to fetch with it: auto (the one that belongs to it), none, or OWNER/NAME.
+    #[arg(long, value_name = "auto|none|NAME", default_value = "auto")]
+    pub drafter: String,
+}
 
 /// Flags of `brain serve`.
 #[derive(Debug, Default, Args)]
@@ -100,11 +128,12 @@ pub struct GenerateArgs {
 /// Settings given as flags; a flag that was not given is not there.
 #[derive(Debug, Default, Args, Serialize)]
 pub struct Settings {
-    /// Checkpoint folder, or `demo` for the built-in model [default: demo].
-    #[arg(long, value_name = "DIR|demo")]
+    /// Checkpoint folder, OWNER/NAME[@REVISION] on the model hub (see `brain pull --help`), or
+    /// `demo` for the built-in model [default: demo].
+    #[arg(long, value_name = "DIR|NAME|demo")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Name that clients see [default: the folder's name].
+    /// Name that clients see [default: the folder's name, or OWNER/NAME].
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub served_model_name: Option<String>,
@@ -117,8 +146,9 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grpc_addr: Option<String>,
-    /// The MTP drafter: auto (the one beside the checkpoint), none, or its folder [default: auto].
-    #[arg(long, value_name = "auto|none|DIR")]
+    /// The MTP drafter: auto (the one that belongs to the model), none, or its folder or name
+    /// [default: auto].
+    #[arg(long, value_name = "auto|none|DIR|NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drafter: Option<String>,
     /// Drafts per round unless a request says: auto, off, or a number [default: auto].
@@ -181,6 +211,11 @@ pub struct Settings {
     #[arg(long, value_name = "URL")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub otlp_endpoint: Option<String>,
+    /// Take special tokens that messages spell for what they spell, as transformers does: whoever
+    /// writes the messages can then end turns and forge tool results [default: false].
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_special_tokens: Option<bool>,
     /// Least time of a step of the fake device, for tests that must catch it at work
     /// [default: 0s].
     #[arg(long, value_name = "TIME", hide = true)]

@@ -14,13 +14,13 @@ use figment::{
 use marathon_proto::{net::ListenAddr, telemetry::LogFormat, tls::IdentityFiles};
 use serde::{Deserialize, Serialize};
 
-use crate::{cli::Settings, error::Error};
+use crate::{cli::Settings, error::Error, hub::ModelName};
 
 /// Every setting as it is written. An empty text is "not set".
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Written {
-    /// Checkpoint folder, or `demo`.
+    /// Checkpoint folder, name on the hub, or `demo`.
     pub model: String,
     /// Name that clients see.
     pub served_model_name: String,
@@ -60,6 +60,8 @@ pub struct Written {
     pub log_format: String,
     /// OTLP collector.
     pub otlp_endpoint: String,
+    /// Special tokens spelled in messages are meant.
+    pub trust_special_tokens: bool,
     /// Least time of a step of the fake device.
     pub fake_step_time: String,
 }
@@ -106,6 +108,7 @@ impl Default for Written {
             log: "info".into(),
             log_format: "text".into(),
             otlp_endpoint: String::new(),
+            trust_special_tokens: false,
             fake_step_time: "0s".into(),
         }
     }
@@ -118,6 +121,8 @@ pub enum Model {
     Demo,
     /// A checkpoint folder.
     Dir(PathBuf),
+    /// A repository on the model hub, or in its cache.
+    Hub(ModelName),
 }
 
 /// Where to compute.
@@ -138,6 +143,8 @@ pub enum Drafter {
     None,
     /// The one in this folder.
     Dir(PathBuf),
+    /// The one in this repository.
+    Hub(ModelName),
 }
 
 /// Drafts per round of requests that do not say.
@@ -192,6 +199,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// OTLP collector.
     pub otlp_endpoint: Option<String>,
+    /// Special tokens spelled in messages are meant.
+    pub trust_special_tokens: bool,
     /// Least time of a step of the fake device.
     pub fake_step_time: Duration,
 }
@@ -253,12 +262,21 @@ impl Loaded {
         let written = self.written.clone();
         let model = match written.model.as_str() {
             "demo" => Model::Demo,
-            "" => return Err(self.bad("model", "is empty: give a checkpoint folder, or demo")),
-            path => Model::Dir(path.into()),
+            "" => {
+                return Err(self.bad(
+                    "model",
+                    "is empty: give a checkpoint folder, OWNER/NAME, or demo",
+                ));
+            }
+            path => match self.hub_name("model", path)? {
+                Some(name) => Model::Hub(name),
+                None => Model::Dir(path.into()),
+            },
         };
         let name = match (written.served_model_name.as_str(), &model) {
             ("", Model::Demo) => "demo".to_owned(),
             ("", Model::Dir(path)) => folder_name(path),
+            ("", Model::Hub(name)) => name.repository().to_owned(),
             (name, _) => name.to_owned(),
         };
         if name.chars().any(|c| c.is_whitespace() || c.is_control()) {
@@ -274,8 +292,16 @@ impl Loaded {
         let drafter = match written.drafter.as_str() {
             "auto" => Drafter::Auto,
             "none" => Drafter::None,
-            "" => return Err(self.bad("drafter", "is empty: give auto, none or a folder")),
-            path => Drafter::Dir(path.into()),
+            "" => {
+                return Err(self.bad(
+                    "drafter",
+                    "is empty: give auto, none, a folder or OWNER/NAME",
+                ));
+            }
+            path => match self.hub_name("drafter", path)? {
+                Some(name) => Drafter::Hub(name),
+                None => Drafter::Dir(path.into()),
+            },
         };
         // Memory for so many is taken at once, on every device.
         for (field, value, most) in [
@@ -318,8 +344,20 @@ impl Loaded {
             log_format: LogFormat::from_str(&written.log_format)
                 .map_err(|error| self.bad("log_format", error.to_string()))?,
             otlp_endpoint: Some(written.otlp_endpoint).filter(|url| !url.is_empty()),
+            trust_special_tokens: written.trust_special_tokens,
             fake_step_time: self.time("fake_step_time", &written.fake_step_time)?,
         })
+    }
+
+    /// The repository that a setting names, if it names none of this machine's folders.
+    fn hub_name(&self, field: &str, text: &str) -> Result<Option<ModelName>, Error> {
+        if Path::new(text).exists() || !ModelName::looks_like(text) {
+            return Ok(None);
+        }
+        let name = text.parse().map_err(|error: crate::hub::name::NameError| {
+            self.bad(field, format!("{text:?} is no folder here, and {error}"))
+        })?;
+        Ok(Some(name))
     }
 
     fn draft_tokens(&self, text: &str) -> Result<DraftTokens, Error> {
@@ -459,7 +497,7 @@ mod tests {
             text.contains("grpc_addr = \"127.0.0.1:7411\"  # default\n"),
             "{text}"
         );
-        assert_eq!(text.lines().count(), 21, "{text}");
+        assert_eq!(text.lines().count(), 22, "{text}");
     }
 
     #[test]
@@ -545,6 +583,18 @@ mod tests {
             Some(4096)
         );
         assert_eq!(check(&[]).unwrap().name, "demo");
+        let hub = check(&["--model", "google/gemma-4-E4B-it@main"]).unwrap();
+        assert_eq!(hub.name, "google/gemma-4-E4B-it");
+        assert!(matches!(hub.model, Model::Hub(_)));
+        let here = check(&["--model", "src/text"]).unwrap();
+        assert_eq!(
+            (here.name.as_str(), here.model),
+            ("text", Model::Dir("src/text".into()))
+        );
+        let neither = check(&["--model", "google/gemma 4"])
+            .unwrap_err()
+            .to_string();
+        assert!(neither.contains("is no folder here, and"), "{neither}");
         assert_eq!(
             check(&["--model", "/models/gemma 4"]).unwrap().name,
             "gemma-4"

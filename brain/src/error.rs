@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use crate::hub::HubError;
+
 /// An error that ends the program. Each is one line that says what was wrong and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -35,6 +37,15 @@ Exit codes:
   5  the device cannot hold the model
   6  serving failed
   7  ended at once by a second signal";
+
+impl From<HubError> for Error {
+    fn from(error: HubError) -> Self {
+        match error {
+            HubError::Name(_) | HubError::Setting { .. } => Self::Usage(error.to_string()),
+            error => Self::Checkpoint(error.to_string()),
+        }
+    }
+}
 
 impl Error {
     /// Its exit code.

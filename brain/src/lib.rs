@@ -13,6 +13,7 @@ pub mod demo;
 pub mod engine;
 pub mod error;
 pub mod grpc;
+pub mod hub;
 mod metrics;
 pub mod model;
 pub mod sched;

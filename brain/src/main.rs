@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(args) => serve(&args),
         Command::Generate(args) => generate(&args),
+        Command::Pull(args) => commands::pull::pull(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

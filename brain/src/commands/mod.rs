@@ -1,3 +1,4 @@
 //! Commands beside `serve`, one file each.
 
 pub mod generate;
+pub mod pull;
