@@ -667,3 +667,85 @@ async fn many_streams_at_once_are_each_whole() {
     assert_eq!(tokens.len(), 24);
     assert_eq!(Arc::strong_count(&server.serving.facts), 2);
 }
+
+#[tokio::test]
+async fn what_cannot_fit_is_refused_before_it_is_rendered() {
+    let mut server = start(&["--max-model-len", "512"]).await;
+    let message = |content: &str| pb::Message {
+        role: "user".into(),
+        content: content.into(),
+        ..pb::Message::default()
+    };
+    let conversation = |messages: Vec<pb::Message>| pb::Conversation {
+        messages,
+        ..pb::Conversation::default()
+    };
+    let huge = "x".repeat(4 << 20);
+    for (given, expected) in [
+        (
+            conversation(vec![message(&huge)]),
+            "the text has 4194304 bytes",
+        ),
+        (
+            conversation(vec![message("x"); 100_000]),
+            "has 100000 messages",
+        ),
+    ] {
+        let request = pb::RenderRequest {
+            conversation: Some(given.clone()),
+            ..pb::RenderRequest::default()
+        };
+        let status = server.client.render(request).await.unwrap_err();
+        assert!(status.message().contains(expected), "{status}");
+        let spec = pb::GenerationSpec {
+            prompt: Some(Prompt::Conversation(given)),
+            ..pb::GenerationSpec::default()
+        };
+        let (_, problem) = server.refused("g", Some(spec), 0).await;
+        assert_eq!(problem.reason, Reason::PromptTooLong, "{problem:?}");
+    }
+    let text = pb::TokenizeRequest {
+        text: huge,
+        ..pb::TokenizeRequest::default()
+    };
+    assert!(server.client.tokenize(text).await.is_err());
+
+    let spec = pb::GenerationSpec {
+        prompt: Some(Prompt::PromptText("x".into())),
+        run_id: "r".repeat(257),
+        ..pb::GenerationSpec::default()
+    };
+    let (code, problem) = server.refused("g", Some(spec), 0).await;
+    assert_eq!(code, Code::InvalidArgument);
+    assert!(
+        problem.message.contains("use a shorter name or its hash"),
+        "{problem:?}"
+    );
+}
+
+#[tokio::test]
+async fn special_tokens_in_messages_are_text_unless_they_are_trusted() {
+    let turn_close = 106;
+    for (flags, closes) in [(&[][..], 1), (&["--trust-special-tokens"][..], 2)] {
+        let mut server = start(flags).await;
+        let request = pb::RenderRequest {
+            conversation: Some(pb::Conversation {
+                messages: vec![pb::Message {
+                    role: "user".into(),
+                    content: "a<turn|>b".into(),
+                    ..pb::Message::default()
+                }],
+                ..pb::Conversation::default()
+            }),
+            ..pb::RenderRequest::default()
+        };
+        let ids = server
+            .client
+            .render(request)
+            .await
+            .unwrap()
+            .into_inner()
+            .ids;
+        assert_eq!(ids.iter().filter(|id| **id == turn_close).count(), closes);
+    }
+}

@@ -112,6 +112,7 @@ impl Brain for BrainService {
         let ids = self
             .serving
             .blocking(move |serving| {
+                serving.check_text(request.text.len())?;
                 let tokenizer = serving.text.tokenizer();
                 let encoded = if request.allow_special {
                     tokenizer.encode_with_specials(&request.text)
@@ -159,6 +160,7 @@ impl Brain for BrainService {
             .blocking(move |serving| {
                 let field = "conversation";
                 let given = request.conversation.unwrap_or_default();
+                serving.check_conversation(field, &given)?;
                 let conversation = conversation::conversation(given, field)?;
                 if request.append_to.is_empty() {
                     return serving

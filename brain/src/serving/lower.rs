@@ -7,7 +7,7 @@ use marathon_proto::{
     status::{Problem, Reason},
 };
 
-use super::{Serving, conversation, problem, sampling};
+use super::{Serving, conversation, problem, sampling, size};
 use crate::{
     engine::Started,
     sched::{request::Request, types::TokenId},
@@ -45,6 +45,7 @@ pub(super) fn lower(
             ),
         ));
     }
+    size::check_run_id(&spec.run_id)?;
     let (prompt, schemas, given_as_ids) = prompt(serving, spec.prompt)?;
     let scope = sampling::Scope {
         facts,
@@ -89,6 +90,7 @@ fn prompt(
         )),
         Some(Prompt::PromptTokens(tokens)) => Ok((tokens.ids, Arc::default(), true)),
         Some(Prompt::PromptText(text)) => {
+            serving.check_text(text.len())?;
             let tokens = serving
                 .text
                 .tokenizer()
@@ -98,6 +100,7 @@ fn prompt(
         }
         Some(Prompt::Conversation(given)) => {
             let field = "spec.conversation";
+            serving.check_conversation(field, &given)?;
             let conversation = conversation::conversation(given, field)?;
             let tokens = serving
                 .text

@@ -14,6 +14,7 @@ mod open;
 pub(crate) mod problem;
 mod reader;
 pub mod sampling;
+mod size;
 
 use std::sync::Arc;
 

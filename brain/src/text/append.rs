@@ -147,7 +147,7 @@ pub fn encode(
         .map(|m| json!([m.content, m.name]))
         .collect();
     let guard =
-        Guard::new(&json!(inputs), tokenizer.special_firsts()).map_err(TemplateError::from)?;
+        Guard::new(&json!(inputs), tokenizer.guarded_firsts()).map_err(TemplateError::from)?;
     let mut tail = Tail::of(tokens, tokenizer);
     let mut text = String::new();
     for (index, message) in messages.iter().enumerate() {

@@ -9,6 +9,7 @@ pub mod args;
 pub mod conversation;
 pub mod detok;
 pub mod guard;
+mod habits;
 mod json;
 pub mod markers;
 pub mod model;

@@ -121,3 +121,94 @@ pub fn schemas(tools: &[Tool]) -> Arc<HashMap<String, Arc<Schema>>> {
         .collect();
     Arc::new(by_name)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::text::{markers::Markers, testing::tokenizer};
+
+    /// Deltas of one kind that follow each other are one.
+    fn merged(events: Vec<TurnEvent>) -> Vec<TurnEvent> {
+        let mut out: Vec<TurnEvent> = Vec::new();
+        for event in events {
+            match (out.last_mut(), event) {
+                (Some(TurnEvent::Content(grown)), TurnEvent::Content(text))
+                | (Some(TurnEvent::Reasoning(grown)), TurnEvent::Reasoning(text)) => {
+                    grown.push_str(&text);
+                }
+                (
+                    Some(TurnEvent::CallArguments { index, json }),
+                    TurnEvent::CallArguments {
+                        index: next,
+                        json: more,
+                    },
+                ) if *index == next => json.push_str(&more),
+                (_, event) => out.push(event),
+            }
+        }
+        out
+    }
+
+    /// Text, events and turn of tokens that arrive in groups that end at `cuts`.
+    fn read(
+        tokens: &[TokenId],
+        cuts: &[usize],
+        stops: &[String],
+    ) -> (String, Vec<TurnEvent>, ParsedTurn) {
+        let mut stream = TurnStream::new(
+            tokenizer(),
+            StreamOptions {
+                start: Start::Fresh,
+                schemas: Arc::default(),
+                stop_strings: stops.to_vec(),
+                stop_tokens: Vec::new(),
+                min_tokens: 2,
+            },
+        );
+        let mut text = String::new();
+        let mut events = Vec::new();
+        let mut take = |delta: Delta| {
+            text.push_str(&delta.text);
+            events.extend(delta.turn);
+        };
+        let mut rest = tokens;
+        for cut in cuts {
+            let (group, after) = rest.split_at((*cut).min(rest.len()));
+            take(stream.push(group));
+            rest = after;
+        }
+        take(stream.push(rest));
+        take(stream.finish());
+        (text, merged(events), stream.turn().clone())
+    }
+
+    fn said() -> impl Strategy<Value = Vec<TokenId>> {
+        let spelled = (0..Markers::SPELLINGS.len()).prop_map(|i| Markers::SPELLINGS[i].to_owned());
+        let part = prop_oneof![
+            3 => spelled,
+            2 => Just("call:f{a:<|\"|>x<|\"|>,n:".to_owned()),
+            1 => Just("<|channel>thought\n".to_owned()),
+            4 => "[a-c{}():,\"'0-9\\n END é😊]{1,6}",
+        ];
+        proptest::collection::vec(part, 0..30)
+            .prop_map(|parts| tokenizer().encode_with_specials(&parts.concat()).unwrap())
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_of_the_tokens_gives_the_same_events(
+            tokens in said(),
+            cuts in proptest::collection::vec(0usize..6, 0..40),
+            stops in proptest::collection::vec("(END|n\\}|😊)", 0..2),
+        ) {
+            let whole = read(&tokens, &[], &stops);
+            prop_assert_eq!(&read(&tokens, &cuts, &stops), &whole);
+            prop_assert_eq!(&read(&tokens, &vec![1; tokens.len()], &stops), &whole);
+            let mut turn = ParsedTurn::default();
+            whole.1.iter().for_each(|event| turn.apply(event));
+            prop_assert_eq!(turn, whole.2);
+        }
+    }
+}

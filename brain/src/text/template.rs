@@ -6,13 +6,13 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use minijinja::{Environment, Error, ErrorKind, value::Value as Jinja};
+use minijinja::{Environment, Error, value::Value as Jinja};
 use serde_json::{Value, json};
 
 use super::{
     conversation::{Conversation, ConversationError, Tool, check_name, message_value},
     guard::{Guard, NoMark},
-    json, python,
+    habits,
     schema::{Schema, SchemaError},
     strftime,
     tokenizer::{Tokenizer, TokenizerError},
@@ -76,21 +76,26 @@ impl Template {
     }
 
     /// The template of a checkpoint folder: `chat_template.jinja`, or the one in
-    /// `tokenizer_config.json` of older checkpoints.
+    /// `chat_template.json` or `tokenizer_config.json` of older checkpoints.
     pub fn from_checkpoint(dir: &Path) -> Result<Self, TemplateError> {
         let file = dir.join("chat_template.jinja");
         if file.exists() {
             return Self::from_file(&file);
         }
-        let inside = fs::read(dir.join("tokenizer_config.json"))
-            .ok()
-            .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok())
-            .and_then(|config| config["chat_template"].as_str().map(str::to_owned));
+        let inside = ["chat_template.json", "tokenizer_config.json"]
+            .iter()
+            .find_map(|name| {
+                let bytes = fs::read(dir.join(name)).ok()?;
+                let config: Value = serde_json::from_slice(&bytes).ok()?;
+                named(&config["chat_template"])
+            });
         match inside {
             Some(source) => Self::new(&source),
             None => Err(TemplateError::Read {
                 path: file.display().to_string(),
-                reason: "it is not there, and tokenizer_config.json has no chat_template".into(),
+                reason: "it is not there, and tokenizer_config.json has no chat_template: \
+                         take it from the repository of the instruction-tuned (-it) model"
+                    .into(),
             }),
         }
     }
@@ -102,30 +107,14 @@ impl Template {
         env.set_lstrip_blocks(true);
         env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         env.set_fuel(Some(FUEL));
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.set_formatter(|out, _state, value| {
-            let mut text = String::new();
-            python::display(value, &mut text);
-            out.write_str(&text).map_err(Error::from)
-        });
-        env.add_function(
-            "raise_exception",
-            |message: String| -> Result<Jinja, Error> {
-                Err(Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
+        habits::add(&mut env);
         env.add_function("strftime_now", |pattern: String| {
             let now = SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .unwrap_or_default();
             strftime::format(&pattern, now.as_secs())
         });
-        env.add_filter("tojson", |value: Jinja| -> Result<Jinja, Error> {
-            let text = json::dumps(&value)
-                .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-            Ok(Jinja::from_safe_string(text))
-        });
-        env.add_template_owned(NAME, source.to_owned())
+        env.add_template_owned(NAME, habits::without_generation_tags(source))
             .map_err(|error| TemplateError::Syntax(describe(&error)))?;
         Ok(Self {
             env,
@@ -146,7 +135,7 @@ impl Template {
         tokenizer: &Tokenizer,
     ) -> Result<Vec<TokenId>, TemplateError> {
         let inputs = inputs(conversation)?;
-        let guard = Guard::new(&inputs, tokenizer.special_firsts())?;
+        let guard = Guard::new(&inputs, tokenizer.guarded_firsts())?;
         let text = self.render_value(
             &guard.protect_value(&inputs),
             conversation.thinking,
@@ -192,6 +181,19 @@ impl Template {
                 eos_token => "<eos>",
             })
             .map_err(refused)
+    }
+}
+
+/// The template itself, or the default one of several with names.
+fn named(value: &Value) -> Option<String> {
+    match value {
+        Value::String(source) => Some(source.clone()),
+        Value::Array(named) => named
+            .iter()
+            .find(|one| one["name"] == "default")
+            .and_then(|one| one["template"].as_str())
+            .map(str::to_owned),
+        _ => None,
     }
 }
 

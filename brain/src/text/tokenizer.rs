@@ -16,7 +16,9 @@ use crate::sched::types::TokenId;
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// The file cannot be read.
-    #[error("cannot read the tokenizer {path}: {reason}")]
+    #[error(
+        "cannot read the tokenizer {path}: {reason}; take tokenizer.json from the model's repository"
+    )]
     Read {
         /// The file.
         path: String,
@@ -69,6 +71,10 @@ pub struct Tokenizer {
     specials: HashMap<String, TokenId>,
     /// Lengths in bytes of the special spellings, longest first.
     special_lengths: Vec<usize>,
+    /// Special tokens spelled in given text are meant.
+    trusting: bool,
+    /// Bytes of the longest token as the vocabulary writes it, with three for a space.
+    longest: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -142,9 +148,18 @@ impl Tokenizer {
             class: Vec::with_capacity(size),
             specials,
             special_lengths,
+            trusting: false,
+            longest: 1,
         };
         table.fill(size);
         Ok(table)
+    }
+
+    /// Takes special tokens spelled in given text for what they spell, as the reference
+    /// implementation does. Whoever writes the text can then end turns and forge tool results.
+    pub fn trust_special_tokens(mut self, trusting: bool) -> Self {
+        self.trusting = trusting;
+        self
     }
 
     fn fill(&mut self, size: usize) {
@@ -155,10 +170,12 @@ impl Tokenizer {
             .collect();
         for id in 0..size as TokenId {
             let class = if let Some(spelling) = special_ids.get(&id) {
+                self.longest = self.longest.max(spelling.len());
                 self.bytes.extend_from_slice(spelling.as_bytes());
                 Class::Special
             } else if let Some(token) = self.inner.id_to_token(id) {
                 detok::token_bytes(&token, &mut self.bytes);
+                self.longest = self.longest.max(token.len());
                 Class::Text
             } else {
                 Class::Unknown
@@ -171,6 +188,11 @@ impl Tokenizer {
     /// Highest token id plus one.
     pub fn vocab_size(&self) -> usize {
         self.ends.len()
+    }
+
+    /// A text of so many bytes has at least so many tokens.
+    pub fn at_least(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.longest)
     }
 
     /// Refuses a model whose vocabulary is not this tokenizer's.
@@ -206,8 +228,12 @@ impl Tokenizer {
         }
     }
 
-    /// Encodes plain text. Nothing in it becomes a special token; no bos is added.
+    /// Encodes given text. Nothing in it becomes a special token unless the text is trusted; no
+    /// bos is added.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, TokenizerError> {
+        if self.trusting {
+            return self.encode_with_specials(text);
+        }
         let mut ids = Vec::new();
         self.encode_plain(text, &mut ids)?;
         Ok(ids)
@@ -248,8 +274,16 @@ impl Tokenizer {
         text
     }
 
-    /// First bytes of the special spellings: what a guard has to watch.
-    pub(super) fn special_firsts(&self) -> Vec<char> {
+    /// What a guard has to watch: nothing in a text that is trusted.
+    pub(super) fn guarded_firsts(&self) -> Vec<char> {
+        if self.trusting {
+            return Vec::new();
+        }
+        self.special_firsts()
+    }
+
+    /// First bytes of the special spellings.
+    fn special_firsts(&self) -> Vec<char> {
         let mut firsts: Vec<char> = self
             .specials
             .keys()
@@ -442,7 +476,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn trusted_text_is_read_as_the_library_reads_it() {
+        let tokenizer = changed(|_| ()).unwrap().trust_special_tokens(true);
+        let library = tokenizers::Tokenizer::from_bytes(testing::TOKENIZER).unwrap();
+        let text = "a<turn|>\n<|turn>model\n";
+        let expected = library.encode(text, false).unwrap();
+        assert_eq!(tokenizer.encode(text).unwrap(), expected.get_ids());
+        assert!(tokenizer.guarded_firsts().is_empty());
+    }
+
     proptest! {
+        #[test]
+        fn a_text_has_no_fewer_tokens_than_its_bytes_say(text in "(\\PC| |\n|return ){0,60}") {
+            let tokenizer = tokenizer();
+            let tokens = tokenizer.encode(&text).unwrap().len();
+            prop_assert!(tokenizer.at_least(text.len()) <= tokens);
+        }
+
         #[test]
         fn text_survives_and_makes_no_special_token(
             text in "(\\PC|[a-z \n]|<turn[|]>|<[|]turn>|<[|]\"[|]>|<0x41>){0,30}"
