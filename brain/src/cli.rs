@@ -32,6 +32,10 @@ pub enum Command {
     /// Fetch a model and its drafter from the hub; print the folder they are in.
     #[command(after_help = PULL_HELP)]
     Pull(PullArgs),
+    /// Say what a checkpoint is: sizes, forms, memory, drafter, and every problem.
+    ///
+    /// Only headers and small files are read. The exit code is 3 when a problem was found.
+    Inspect(InspectArgs),
 }
 
 const SERVE_HELP: &str = "\
@@ -123,6 +127,32 @@ pub struct GenerateArgs {
     /// The settings of `brain serve`; those of its server do nothing here.
     #[command(flatten)]
     pub settings: Settings,
+}
+
+/// Flags of `brain inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Checkpoint folder, or one safetensors file.
+    #[arg(value_name = "DIR|FILE")]
+    pub path: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// List every tensor and what it is used for.
+    #[arg(long)]
+    pub tensors: bool,
+    /// The drafter's folder [default: the folder `assistant` of the checkpoint, if it is there].
+    #[arg(long, value_name = "DIR")]
+    pub drafter: Option<PathBuf>,
+    /// Plan for a device with this memory, such as 96GiB.
+    #[arg(long, value_name = "SIZE", value_parser = crate::size::parse_flag)]
+    pub gpu_memory: Option<u64>,
+    /// The share of it that weights and cache may take.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.9)]
+    pub gpu_memory_utilization: f64,
+    /// Tokens of a sequence in that plan [default: what the model was made for].
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub max_model_len: Option<u64>,
 }
 
 /// Settings given as flags; a flag that was not given is not there.

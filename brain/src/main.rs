@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => serve(&args),
         Command::Generate(args) => generate(&args),
         Command::Pull(args) => commands::pull::pull(&args),
+        Command::Inspect(args) => commands::inspect::inspect(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,4 +1,5 @@
 //! Commands beside `serve`, one file each.
 
 pub mod generate;
+pub mod inspect;
 pub mod pull;

@@ -186,6 +186,15 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Maps these files, whatever they are called.
+    pub fn of_files(paths: &[PathBuf]) -> Result<Self, CheckpointError> {
+        let mut checkpoint = Self::default();
+        for path in paths {
+            checkpoint.add(map(path)?, path.clone())?;
+        }
+        Ok(checkpoint)
+    }
+
     /// Reads one embedded file; `label` stands for its path in errors.
     pub fn embedded(label: &str, bytes: &'static [u8]) -> Result<Self, CheckpointError> {
         let mut checkpoint = Self::default();

@@ -4,12 +4,14 @@
 //! tensor is found, checked and used exactly once, the assistant beside it likewise. The forward
 //! pass ([`gemma::Gemma`], [`drafter::Drafter`]) is written once over [`crate::backend::ops::Ops`].
 
+pub mod audit;
 pub mod checkpoint;
 pub mod config;
 pub mod drafter;
 pub mod fingerprint;
 pub mod gemma;
 pub mod generation;
+pub mod inventory;
 pub mod kv_scales;
 pub mod names;
 pub mod plan;
@@ -294,7 +296,7 @@ fn check_values(weights: &[&Weight]) -> Result<(), NameError> {
 }
 
 /// An assistant reads the target's hidden state, embedding and cache: all must have its sizes.
-fn check_fit(target: &Plan, draft: &DraftPlan) -> Result<(), String> {
+pub(crate) fn check_fit(target: &Plan, draft: &DraftPlan) -> Result<(), String> {
     let text = &draft.text;
     if draft.backbone != target.hidden {
         return Err(format!(

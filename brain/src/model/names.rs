@@ -87,7 +87,7 @@ impl NameError {
         }
     }
 
-    pub(super) fn value(tensor: &Tensor, problem: impl Into<String>) -> Self {
+    pub(crate) fn value(tensor: &Tensor, problem: impl Into<String>) -> Self {
         NameError::Value {
             name: tensor.name().to_owned(),
             file: file_name(tensor),
@@ -201,6 +201,11 @@ impl Unused {
     /// Forgets tensors that some files carry though nothing reads them.
     pub fn drop_prefix(&mut self, prefix: &str) {
         self.tensors.retain(|name, _| !name.starts_with(prefix));
+    }
+
+    /// What was not used.
+    pub fn into_rest(self) -> impl Iterator<Item = Tensor> {
+        self.tensors.into_values()
     }
 
     /// An error unless everything was used.

@@ -42,7 +42,7 @@ pub fn nibble(bytes: &[u8], k: usize) -> u8 {
 }
 
 /// Plain numbers as fp32, as many as `out` holds.
-pub(super) fn expand(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
+pub(crate) fn expand(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
         Dtype::BF16 => {
             for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {

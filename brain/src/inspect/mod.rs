@@ -1,0 +1,499 @@
+//! What a checkpoint is: sizes, forms, memory, and everything that is wrong with it.
+//!
+//! Only headers and small files are read, so that a checkpoint of any size takes a moment, and one
+//! whose weights are still missing can be looked at.
+
+pub mod header;
+pub mod memory;
+pub mod print;
+pub mod problem;
+pub mod report;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use self::{
+    header::{Entry, Header},
+    memory::Kv,
+    problem::{FETCH_AGAIN, Problem, SAME_CHECKPOINT},
+    report::{Architecture, DrafterFacts, FileFacts, Parameters, Report, TextFacts},
+};
+use crate::{
+    model::{
+        audit::{Audit, audit},
+        check_fit,
+        checkpoint::{Checkpoint, CheckpointError},
+        config::{ConfigError, parse_assistant, parse_target},
+        generation,
+        inventory::Inventory,
+        names::NameError,
+        plan::{DraftHead, DraftPlan, Kind, Plan},
+    },
+    text::{template::Template, tokenizer::Tokenizer},
+};
+
+/// What to look at beside the checkpoint itself.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The drafter's folder; without one, `assistant` in the checkpoint, if it is there.
+    pub drafter: Option<PathBuf>,
+    /// The device's memory and the share of it to plan with.
+    pub memory: Option<(u64, f64)>,
+    /// Tokens of a sequence; without them, what the model was made for.
+    pub tokens: Option<u64>,
+    /// Whether to list every tensor.
+    pub tensors: bool,
+}
+
+/// Looks at a checkpoint folder or at one safetensors file.
+pub fn inspect(path: &Path, options: &Options) -> Report {
+    if path.is_dir() {
+        folder(path, options)
+    } else {
+        file(path, options)
+    }
+}
+
+fn empty(path: &Path, kind: &'static str) -> Report {
+    Report {
+        path: path.display().to_string(),
+        kind,
+        architecture: None,
+        parameters: None,
+        quantization: None,
+        storage: Vec::new(),
+        files: Vec::new(),
+        kv: None,
+        kv_scales: 0,
+        memory: None,
+        drafter: None,
+        text: None,
+        problems: Vec::new(),
+        tensors: None,
+    }
+}
+
+fn file(path: &Path, options: &Options) -> Report {
+    let mut report = empty(path, "file");
+    let header = header::read(path, &mut report.problems);
+    report.storage = report::storage_of_file(&header);
+    report.files = vec![facts(&header)];
+    if options.tensors {
+        let entries: Vec<&Entry> = header.entries.iter().collect();
+        report.tensors = Some(report::tensors(None, &entries));
+    }
+    report
+}
+
+fn facts(header: &Header) -> FileFacts {
+    FileFacts {
+        file: header.file.clone(),
+        bytes: header.bytes,
+        tensors: header.entries.len(),
+    }
+}
+
+/// What config.json describes.
+enum Described {
+    Target(Plan),
+    Assistant(DraftPlan),
+}
+
+impl Described {
+    fn plan(&self) -> &Plan {
+        match self {
+            Self::Target(plan) => plan,
+            Self::Assistant(plan) => &plan.text,
+        }
+    }
+}
+
+fn folder(dir: &Path, options: &Options) -> Report {
+    let mut report = empty(dir, "unknown");
+    let config = read(dir, "config.json", &mut report.problems);
+    let described = config
+        .as_deref()
+        .and_then(|json| describe(json, &mut report.problems));
+    let weights = Weights::read(dir, &mut report.problems);
+    report.files = weights.headers.iter().map(facts).collect();
+    let entries: Vec<&Entry> = weights.headers.iter().flat_map(|h| &h.entries).collect();
+    if let Some(json) = config.as_deref() {
+        report.quantization = recipe(json, dir);
+    }
+    let mut found = None;
+    if let Some(described) = &described {
+        let json = config.as_deref().unwrap_or_default();
+        report.kind = match described {
+            Described::Target(_) => "target",
+            Described::Assistant(_) => "assistant",
+        };
+        report.architecture = Some(architecture(json, described));
+        let inventory = match described {
+            Described::Target(plan) => Inventory::target(plan),
+            Described::Assistant(plan) => Inventory::assistant(plan),
+        };
+        found = weights.audit(&inventory, &mut report.problems);
+        if let Some(audit) = &found {
+            report.parameters = Some(Parameters::of(audit, described.plan(), &entries));
+            report.storage = report::storage(audit, &entries);
+            report.kv_scales = audit.kv_scales;
+        }
+    }
+    if let Some(Described::Target(plan)) = &described {
+        report.kv = Some(Kv::of(plan));
+        drafter(dir, plan, options, &mut report);
+        let json = config.as_deref().unwrap_or_default();
+        report.text = Some(text(dir, plan, json, &mut report.problems));
+        memory(plan, options, &mut report);
+    }
+    if options.tensors {
+        report.tensors = Some(report::tensors(found.as_ref(), &entries));
+    }
+    report
+}
+
+fn read(dir: &Path, name: &str, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
+    match std::fs::read(dir.join(name)) {
+        Ok(bytes) => Some(bytes),
+        Err(error) => {
+            let problem = match error.kind() {
+                std::io::ErrorKind::NotFound => "is not there".to_owned(),
+                _ => format!("cannot be read: {error}"),
+            };
+            problems.push(Problem::of_file(name, problem, FETCH_AGAIN));
+            None
+        }
+    }
+}
+
+fn describe(json: &[u8], problems: &mut Vec<Problem>) -> Option<Described> {
+    let target = parse_target(json);
+    let described = match target {
+        Err(ConfigError::Architecture { ref found, .. }) if found.contains("assistant") => {
+            parse_assistant(json).map(Described::Assistant)
+        }
+        target => target.map(Described::Target),
+    };
+    match described {
+        Ok(described) => Some(described),
+        Err(error) => {
+            let remedy = match error {
+                ConfigError::Architecture { .. } => "take a Gemma 4 checkpoint or its assistant",
+                _ => "take config.json from the checkpoint's own repository",
+            };
+            problems.push(Problem::of_file("config.json", error.to_string(), remedy));
+            None
+        }
+    }
+}
+
+fn architecture(json: &[u8], described: &Described) -> Architecture {
+    let model_type = serde_json::from_slice::<Value>(json)
+        .ok()
+        .and_then(|config| Some(config.get("model_type")?.as_str()?.to_owned()))
+        .unwrap_or_default();
+    let mut architecture = Architecture::of(model_type, described.plan());
+    if let Described::Assistant(plan) = described {
+        architecture.backbone = Some(plan.backbone);
+        if let DraftHead::Centroids { count, top_k } = plan.head {
+            architecture.clusters = Some([count, top_k]);
+        }
+    }
+    architecture
+}
+
+/// What config.json or hf_quant_config.json says of the weights' form.
+fn recipe(config: &[u8], dir: &Path) -> Option<String> {
+    let config: Value = serde_json::from_slice(config).ok()?;
+    let inside = |v: &Value| {
+        let name = |key: &str| v.get(key).and_then(Value::as_str).map(str::to_owned);
+        let method = name("quant_method").unwrap_or_else(|| "modelopt".into());
+        let form = name("quant_algo").or_else(|| name("format"))?;
+        Some(format!("{method} {form}"))
+    };
+    if let Some(found) = config.get("quantization_config").and_then(inside) {
+        return Some(found);
+    }
+    let beside = std::fs::read(dir.join("hf_quant_config.json")).ok()?;
+    let beside: Value = serde_json::from_slice(&beside).ok()?;
+    inside(beside.get("quantization")?)
+}
+
+/// The files of weights of a folder.
+struct Weights {
+    headers: Vec<Header>,
+    /// Paths of those that are whole.
+    sound: Vec<PathBuf>,
+}
+
+impl Weights {
+    fn read(dir: &Path, problems: &mut Vec<Problem>) -> Self {
+        let mut weights = Self {
+            headers: Vec::new(),
+            sound: Vec::new(),
+        };
+        let (single, index) = ("model.safetensors", "model.safetensors.index.json");
+        if dir.join(single).exists() {
+            weights.add(dir, single, problems);
+        } else if dir.join(index).exists() {
+            let Some(map) = read(dir, index, problems).and_then(|text| weight_map(&text, problems))
+            else {
+                return weights;
+            };
+            let files: BTreeSet<&String> = map.values().collect();
+            for file in files {
+                weights.add(dir, file, problems);
+            }
+            weights.check_index(&map, problems);
+        } else {
+            let problem = "has neither model.safetensors nor model.safetensors.index.json";
+            let remedy = "fetch the weights";
+            problems.push(Problem::of_file(
+                &dir.display().to_string(),
+                problem,
+                remedy,
+            ));
+        }
+        weights
+    }
+
+    fn add(&mut self, dir: &Path, file: &str, problems: &mut Vec<Problem>) {
+        let before = problems.len();
+        let path = dir.join(file);
+        self.headers.push(header::read(&path, problems));
+        if problems.len() == before {
+            self.sound.push(path);
+        }
+    }
+
+    /// Whether every file is whole: only then can a tensor be said to be missing.
+    fn whole(&self) -> bool {
+        self.sound.len() == self.headers.len()
+    }
+
+    fn check_index(&self, map: &BTreeMap<String, String>, problems: &mut Vec<Problem>) {
+        let held: BTreeMap<&str, &str> = self
+            .headers
+            .iter()
+            .flat_map(|h| h.entries.iter().map(|e| (e.name.as_str(), e.file.as_str())))
+            .collect();
+        for (tensor, file) in map {
+            let missing = held.get(tensor.as_str()) != Some(&file.as_str());
+            let whole = self.sound.iter().any(|p| p.ends_with(file));
+            if missing && whole {
+                let problem = "does not hold what the index says it holds";
+                problems.push(Problem::of_tensor(file, tensor, problem, FETCH_AGAIN));
+            }
+        }
+    }
+
+    fn audit(&self, inventory: &Inventory, problems: &mut Vec<Problem>) -> Option<Audit> {
+        let checkpoint = Checkpoint::of_files(&self.sound)
+            .map_err(|error| problems.push(of_checkpoint(&error)))
+            .ok()?;
+        let audit = audit(&checkpoint, inventory)
+            .map_err(|error| problems.push(of_name(&error)))
+            .ok()?;
+        for (_, error) in &audit.faults {
+            // What a broken file should hold is not missing: that file is the problem.
+            if self.whole() || !matches!(error, NameError::Missing(_)) {
+                problems.push(of_name(error));
+            }
+        }
+        for tensor in &audit.unknown {
+            problems.push(Problem::of_tensor(
+                &file_name(tensor.file()),
+                tensor.name(),
+                "is no part of the model that config.json describes",
+                SAME_CHECKPOINT,
+            ));
+        }
+        Some(audit)
+    }
+}
+
+fn weight_map(text: &[u8], problems: &mut Vec<Problem>) -> Option<BTreeMap<String, String>> {
+    const FILE: &str = "model.safetensors.index.json";
+    #[derive(serde::Deserialize)]
+    struct Index {
+        weight_map: BTreeMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(text)
+        .map_err(|error| {
+            let problem = format!("is not an index: {error}");
+            problems.push(Problem::of_file(FILE, problem, FETCH_AGAIN));
+        })
+        .ok()?;
+    let mut map = index.weight_map;
+    map.retain(|tensor, file| {
+        let plain = !file.is_empty() && !file.starts_with('.') && !file.contains(['/', '\\', '\0']);
+        if !plain {
+            let problem = format!("is said to be in {file:?}, which is not a plain file name");
+            problems.push(Problem::of_tensor(FILE, tensor, problem, FETCH_AGAIN));
+        }
+        plain
+    });
+    Some(map)
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned()
+}
+
+fn of_checkpoint(error: &CheckpointError) -> Problem {
+    let file = match error {
+        CheckpointError::Io { file, .. }
+        | CheckpointError::Damaged { file, .. }
+        | CheckpointError::Missing { file, .. }
+        | CheckpointError::NoWeights(file)
+        | CheckpointError::Twice { second: file, .. } => file_name(file),
+    };
+    Problem::of_file(&file, error.to_string(), FETCH_AGAIN)
+}
+
+fn of_name(error: &NameError) -> Problem {
+    let (file, tensor, problem) = match error {
+        NameError::Missing(name) => ("", name, "is missing".to_owned()),
+        NameError::Shape {
+            name,
+            file,
+            found,
+            expected,
+        } => (
+            file.as_str(),
+            name,
+            format!("has shape {found:?} where config.json asks for {expected:?}"),
+        ),
+        NameError::Dtype {
+            name,
+            file,
+            found,
+            expected,
+        } => (
+            file.as_str(),
+            name,
+            format!("holds {found:?} where {expected} would be served"),
+        ),
+        NameError::Value {
+            name,
+            file,
+            problem,
+        } => (file.as_str(), name, problem.clone()),
+        NameError::Ambiguous { first, second } => (
+            "",
+            first,
+            format!("stands for the same weights as {second}"),
+        ),
+        NameError::Unknown { first, file, .. } => (file.as_str(), first, "is unknown".to_owned()),
+    };
+    let file = if file.is_empty() { "weights" } else { file };
+    Problem::of_tensor(file, tensor, problem, SAME_CHECKPOINT)
+}
+
+fn drafter(dir: &Path, target: &Plan, options: &Options, report: &mut Report) {
+    let beside = || Some(dir.join("assistant")).filter(|d| d.is_dir());
+    let Some(path) = options.drafter.clone().or_else(beside) else {
+        return;
+    };
+    let mut inner = folder(&path, &Options::default());
+    let label = |file: &str| path.join(file).display().to_string();
+    for problem in &mut inner.problems {
+        problem.file = label(&problem.file);
+    }
+    let mut problems = inner.problems;
+    let config = std::fs::read(path.join("config.json")).unwrap_or_default();
+    if let Ok(plan) = parse_assistant(&config) {
+        if let Err(problem) = check_fit(target, &plan) {
+            let remedy = "take the assistant that was made for this model";
+            let file = label("config.json");
+            problems.push(Problem::of_file(
+                &file,
+                format!("does not fit: {problem}"),
+                remedy,
+            ));
+        }
+    } else if inner.kind == "target" {
+        let problem = "describes a target where an assistant is asked for";
+        let remedy = "give the folder of the assistant";
+        problems.push(Problem::of_file(&label("config.json"), problem, remedy));
+    }
+    report.drafter = Some(DrafterFacts {
+        path: path.display().to_string(),
+        fits: problems.is_empty(),
+        parameters: inner.parameters.map_or(0, |p| p.total),
+        bytes: inner.storage.iter().map(|s| s.bytes).sum(),
+        reads: [Kind::Sliding, Kind::Full].map(|kind| target.last_owner(kind)),
+    });
+    report.problems.extend(problems);
+}
+
+fn memory(plan: &Plan, options: &Options, report: &mut Report) {
+    let (Some((memory, utilization)), Some(kv)) = (options.memory, &report.kv) else {
+        return;
+    };
+    let read = report.storage.iter().filter(|s| s.part != "towers");
+    let weights = read.map(|s| s.bytes).sum();
+    let drafter = report.drafter.as_ref().map_or(0, |d| d.bytes);
+    let longest = plan.max_positions as u64;
+    let request = memory::Request {
+        memory,
+        utilization,
+        tokens: options.tokens.unwrap_or(longest),
+    };
+    report.memory = Some(memory::plan(&request, kv, weights, drafter, longest));
+}
+
+fn text(dir: &Path, plan: &Plan, config: &[u8], problems: &mut Vec<Problem>) -> TextFacts {
+    let generation = std::fs::read(dir.join("generation_config.json")).ok();
+    let defaults = generation::parse(generation.as_deref(), config)
+        .map_err(|error| {
+            let remedy = "correct the file or take the checkpoint's own";
+            problems.push(Problem::of_file(
+                "generation_config.json",
+                error.to_string(),
+                remedy,
+            ));
+        })
+        .ok();
+    let own = "take it from the checkpoint's own repository";
+    let tokenizer = Tokenizer::from_file(&dir.join("tokenizer.json"))
+        .map_err(|error| problems.push(Problem::of_file("tokenizer.json", error.to_string(), own)))
+        .ok();
+    if let Some(tokenizer) = &tokenizer {
+        if let Err(error) = tokenizer.check_vocabulary(plan.vocab) {
+            problems.push(Problem::of_file("tokenizer.json", error.to_string(), own));
+        }
+        let bos = tokenizer.markers().bos;
+        let other = defaults.as_ref().and_then(|d| d.bos).filter(|b| *b != bos);
+        if let Some(other) = other {
+            let problem =
+                format!("begins prompts with token {bos}, the configuration with {other}");
+            problems.push(Problem::of_file("tokenizer.json", problem, own));
+        }
+    }
+    let template = Template::from_checkpoint(dir)
+        .map_err(|error| {
+            problems.push(Problem::of_file(
+                "chat_template.jinja",
+                error.to_string(),
+                own,
+            ));
+        })
+        .ok();
+    TextFacts {
+        tokens: tokenizer.as_ref().map(Tokenizer::vocab_size),
+        template: template.map(|t| t.hash().to_hex().to_string()),
+        temperature: defaults.as_ref().map(|d| d.temperature),
+        top_k: defaults.as_ref().map(|d| d.top_k),
+        top_p: defaults.as_ref().map(|d| d.top_p),
+        eos: defaults.as_ref().map_or(Vec::new(), |d| d.eos.clone()),
+        suppressed: defaults.map_or(Vec::new(), |d| d.suppressed),
+    }
+}
