@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use figment::value::{Dict, Value};
 use serde::Serialize;
 
-use crate::error::EXIT_CODES;
+use crate::{error::EXIT_CODES, quantize::layout::Format};
 
 /// Serves Gemma 4 with multi-token prediction over gRPC.
 #[derive(Debug, Parser)]
@@ -36,6 +36,12 @@ pub enum Command {
     ///
     /// Only headers and small files are read. The exit code is 3 when a problem was found.
     Inspect(InspectArgs),
+    /// Write a checkpoint again in four or eight bits.
+    ///
+    /// Weights of the feed-forward blocks and the experts are encoded, those of attention if asked
+    /// for; everything else is copied. The result has the layout of NVIDIA's ModelOpt. A run that
+    /// was interrupted goes on when the same command is given again.
+    Quantize(QuantizeArgs),
 }
 
 const SERVE_HELP: &str = "\
@@ -153,6 +159,41 @@ pub struct InspectArgs {
     /// Tokens of a sequence in that plan [default: what the model was made for].
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub max_model_len: Option<u64>,
+}
+
+/// Flags of `brain quantize`.
+#[derive(Debug, Args)]
+pub struct QuantizeArgs {
+    /// Checkpoint folder in bf16, fp16 or fp32.
+    #[arg(value_name = "SOURCE")]
+    pub source: PathBuf,
+    /// New folder for the result.
+    #[arg(value_name = "RESULT")]
+    pub target: PathBuf,
+    /// nvfp4 (4.5 bits a weight) or fp8 (8 bits and a scale per row).
+    #[arg(long, value_name = "nvfp4|fp8", value_enum)]
+    pub format: Format,
+    /// What to do with the weights of attention [default: keep in nvfp4, quantize in fp8].
+    #[arg(long, value_name = "keep|quantize", value_enum)]
+    pub attention: Option<AttentionWeights>,
+    /// Size of a file of the result.
+    #[arg(long, value_name = "SIZE", default_value = "4GiB", value_parser = crate::size::parse_flag)]
+    pub shard_size: u64,
+    /// Threads; 0: one per core.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub threads: usize,
+    /// Print the report as JSON; it is in the result as quantize_report.json as well.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What to do with the weights of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AttentionWeights {
+    /// Copy them.
+    Keep,
+    /// Encode them like the others.
+    Quantize,
 }
 
 /// Settings given as flags; a flag that was not given is not there.

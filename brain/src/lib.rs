@@ -17,6 +17,7 @@ pub mod hub;
 pub mod inspect;
 mod metrics;
 pub mod model;
+pub mod quantize;
 pub mod sched;
 pub mod server;
 pub mod serving;

@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate(&args),
         Command::Pull(args) => commands::pull::pull(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
+        Command::Quantize(args) => commands::quantize::quantize(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,3 +3,4 @@
 pub mod generate;
 pub mod inspect;
 pub mod pull;
+pub mod quantize;
