@@ -10,12 +10,13 @@ use crate::{
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
     demo,
-    engine::{Engine, EngineConfig, clock::SystemClock},
+    engine::{Engine, EngineConfig, Storage, clock::SystemClock},
     error::Error,
     hub::locate::{Drafting, Located, Place, locate},
     model::{self, DrafterChoice, LoadOptions, LoadedModel},
     sched::{prefix::CacheConfig, scheduler::SchedConfig, types::DraftDepth},
-    serving::{ModelFacts, Serving, sampling::Defaults},
+    serving::{ModelFacts, Serving, lower, sampling::Defaults},
+    snapshot::{Folder, Identity},
     text::{model::TextModel, template::Template, tokenizer::Tokenizer},
 };
 
@@ -73,9 +74,36 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
         lease: config.lease,
         ..EngineConfig::default()
     };
-    let engine = Engine::start(executor, engine_config, Arc::new(SystemClock::start()))
+    let storage = storage(config, &text, &facts, executor.limits())?;
+    let clock = Arc::new(SystemClock::start());
+    let engine = Engine::start_with(executor, engine_config, clock, storage)
         .map_err(|error| Error::Device(error.to_string()))?;
     Ok(Serving::new(engine, text, Arc::new(facts)))
+}
+
+/// Bytes a second that snapshots are written with while the engine works.
+const SNAPSHOT_BANDWIDTH: u64 = 256 << 20;
+
+/// The snapshot folder, if there is to be one.
+fn storage(
+    config: &Config,
+    text: &Arc<TextModel>,
+    facts: &ModelFacts,
+    limits: &Limits,
+) -> Result<Option<Storage>, Error> {
+    let Some(root) = &config.snapshot_dir else {
+        return Ok(None);
+    };
+    let folder = Folder::open(root, Identity::new(&facts.fingerprint, limits))
+        .map_err(|error| Error::Usage(format!("--snapshot-dir: {error}")))?;
+    let text = text.clone();
+    Ok(Some(Storage {
+        folder: Arc::new(folder),
+        quota: config.snapshot_quota,
+        interval: config.snapshot_interval,
+        bandwidth: SNAPSHOT_BANDWIDTH,
+        revive: Box::new(move |request| lower::revive(&text, request)),
+    }))
 }
 
 /// Pins may hold half of the memory for keys and values, one run all of that half.

@@ -254,6 +254,20 @@ pub struct Settings {
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drain: Option<String>,
+    /// Folder for snapshots: generations and cached prompts outlive this process, whatever ends it.
+    /// Without one a restart computes prompts again.
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_dir: Option<String>,
+    /// Disk space for cached prompts in it, at most; the oldest go first [default: 16GiB].
+    #[arg(long, value_name = "SIZE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_quota: Option<String>,
+    /// How often cached prompts are saved while brain works; at its end they always are
+    /// [default: 10s].
+    #[arg(long, value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot_interval: Option<String>,
     /// File with the bearer token that every call must carry; nobody else may read it.
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]

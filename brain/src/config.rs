@@ -46,6 +46,12 @@ pub struct Written {
     pub lease: String,
     /// How long generations may take to end.
     pub drain: String,
+    /// Folder for snapshots.
+    pub snapshot_dir: PathBuf,
+    /// Disk space for cached prompts.
+    pub snapshot_quota: Text,
+    /// How often they are saved.
+    pub snapshot_interval: String,
     /// File with the bearer token.
     pub token_file: PathBuf,
     /// TLS certificate.
@@ -101,6 +107,9 @@ impl Default for Written {
             threads: 0,
             lease: "15m".into(),
             drain: "20s".into(),
+            snapshot_dir: PathBuf::new(),
+            snapshot_quota: Text::Word("16GiB".into()),
+            snapshot_interval: "10s".into(),
             token_file: PathBuf::new(),
             tls_cert: PathBuf::new(),
             tls_key: PathBuf::new(),
@@ -187,6 +196,12 @@ pub struct Config {
     pub lease: Duration,
     /// How long generations may take to end.
     pub drain: Duration,
+    /// Folder for snapshots; `None`: none are kept.
+    pub snapshot_dir: Option<PathBuf>,
+    /// Bytes of cached prompts in it, at most.
+    pub snapshot_quota: u64,
+    /// How often they are saved.
+    pub snapshot_interval: Duration,
     /// File with the bearer token.
     pub token_file: Option<PathBuf>,
     /// TLS certificate and key.
@@ -336,6 +351,11 @@ impl Loaded {
             },
             lease: self.time("lease", &written.lease)?,
             drain: self.time("drain", &written.drain)?,
+            snapshot_dir: set(written.snapshot_dir),
+            snapshot_quota: self
+                .size("snapshot_quota", &written.snapshot_quota.text())?
+                .unwrap_or(u64::MAX),
+            snapshot_interval: self.time("snapshot_interval", &written.snapshot_interval)?,
             token_file: set(written.token_file),
             identity: IdentityFiles::from_options(set(written.tls_cert), set(written.tls_key))
                 .map_err(|error| Error::Usage(error.to_string()))?,
@@ -497,7 +517,7 @@ mod tests {
             text.contains("grpc_addr = \"127.0.0.1:7411\"  # default\n"),
             "{text}"
         );
-        assert_eq!(text.lines().count(), 22, "{text}");
+        assert_eq!(text.lines().count(), 25, "{text}");
     }
 
     #[test]

@@ -22,4 +22,5 @@ pub mod sched;
 pub mod server;
 pub mod serving;
 pub mod size;
+pub mod snapshot;
 pub mod text;

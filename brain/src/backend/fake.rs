@@ -9,8 +9,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use super::{ExecError, Executor, Limits};
 use crate::sched::types::{
-    BlockId, Emitted, Logprobs, SampleStep, SamplingParams, SeqOutput, SeqStep, Step, StepOutput,
-    TokenId,
+    BlockId, Emitted, Group, Logprobs, SampleStep, SamplingParams, SeqOutput, SeqStep, Step,
+    StepOutput, TokenId,
 };
 
 /// What a fake executor is to be like.
@@ -297,6 +297,76 @@ impl Executor for FakeExecutor {
             }
         }
     }
+
+    fn save_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        into: &mut Vec<u8>,
+    ) -> Result<(), ExecError> {
+        for &block in blocks {
+            let slots = self.slots_of(group, block);
+            let slots = slots.ok_or_else(|| wrong(format!("{block:?} is not there")))?;
+            slots.iter().for_each(|&slot| into.extend(to_bytes(slot)));
+        }
+        Ok(())
+    }
+
+    fn load_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        bytes: &[u8],
+    ) -> Result<(), ExecError> {
+        let mut slots = bytes.chunks_exact(SLOT_BYTES);
+        for &block in blocks {
+            let there = self.slots_of(group, block);
+            for slot in there.ok_or_else(|| wrong(format!("{block:?} is not there")))? {
+                *slot = from_bytes(slots.next().ok_or_else(|| wrong("too few bytes".into()))?);
+            }
+        }
+        match slots.next() {
+            None => Ok(()),
+            Some(_) => Err(wrong("too many bytes".into())),
+        }
+    }
+}
+
+impl FakeExecutor {
+    fn slots_of(&mut self, group: Group, block: BlockId) -> Option<&mut [Slot]> {
+        let (slots, size) = match group {
+            Group::Full => (&mut self.full, self.options.limits.full_block_size),
+            Group::Sliding => (&mut self.sliding, self.options.limits.sliding_block_size),
+        };
+        let start = block.0 as usize * size;
+        slots.get_mut(start..start + size)
+    }
+}
+
+fn to_bytes(slot: Slot) -> [u8; SLOT_BYTES] {
+    let words = match slot {
+        None => [u64::MAX; 3],
+        Some(entry) => [entry.position as u64, entry.token.into(), entry.prefix],
+    };
+    let mut bytes = [0; SLOT_BYTES];
+    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+fn from_bytes(bytes: &[u8]) -> Slot {
+    let mut words = bytes.chunks_exact(8).map(|bytes| {
+        let mut word = [0; 8];
+        word.copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    });
+    let (position, token, prefix) = (words.next()?, words.next()?, words.next()?);
+    (position != u64::MAX).then_some(Entry {
+        position: position as usize,
+        token: token as TokenId,
+        prefix,
+    })
 }
 
 fn wrong(reason: String) -> ExecError {

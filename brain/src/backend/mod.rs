@@ -5,7 +5,7 @@ pub mod cpu;
 pub mod fake;
 pub mod ops;
 
-use crate::sched::types::{Step, StepOutput};
+use crate::sched::types::{BlockId, Group, Step, StepOutput};
 
 /// What an executor can hold and compute. Fixed from its creation on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub struct Limits {
 
 /// A failed step. Nothing of it counts: the scheduler may run it again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the {device} could not compute a step: {reason}")]
+#[error("the {device} failed: {reason}")]
 pub struct ExecError {
     /// "cpu", "cuda" or "fake".
     pub device: &'static str,
@@ -57,4 +57,39 @@ pub trait Executor: Send {
 
     /// Runs one step: writes keys and values of every row, samples, verifies and drafts.
     fn run(&mut self, step: &Step) -> Result<StepOutput, ExecError>;
+
+    /// Appends the bytes of blocks, one block after the other, each as long as the limits say.
+    ///
+    /// # Errors
+    /// A device that does not save blocks says so: nothing is saved then.
+    fn save_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        into: &mut Vec<u8>,
+    ) -> Result<(), ExecError> {
+        let _ = (group, blocks, into);
+        Err(ExecError {
+            device: "device",
+            reason: "it does not save blocks".into(),
+        })
+    }
+
+    /// Fills blocks with the bytes that [`Executor::save_blocks`] gave for them.
+    ///
+    /// # Errors
+    /// As many bytes as do not fit the blocks, or a device that does not load blocks. What the
+    /// blocks hold then is not defined.
+    fn load_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        bytes: &[u8],
+    ) -> Result<(), ExecError> {
+        let _ = (group, blocks, bytes);
+        Err(ExecError {
+            device: "device",
+            reason: "it does not load blocks".into(),
+        })
+    }
 }

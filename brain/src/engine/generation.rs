@@ -76,6 +76,11 @@ pub enum LogEvent {
 #[derive(Debug)]
 pub(super) struct Generation {
     pub(super) id: String,
+    /// The caller.
+    pub(super) owner: Arc<str>,
+    /// What a successor needs besides `started` to go on with it.
+    pub(super) cache_salt: String,
+    pub(super) note: Arc<[u8]>,
     pub(super) started: Started,
     log: Mutex<Log>,
     /// Told of every change of the log.
@@ -101,7 +106,13 @@ struct Round {
 
 impl Generation {
     /// A log that begins with tokens the client holds already.
-    pub(super) fn new(id: String, started: Started, received: Vec<Emitted>, now: Duration) -> Self {
+    pub(super) fn new(
+        id: String,
+        request: &Request,
+        started: Started,
+        received: Vec<Emitted>,
+        now: Duration,
+    ) -> Self {
         let mut log = Log {
             quiet_since: now,
             ..Log::default()
@@ -116,6 +127,9 @@ impl Generation {
         }
         Self {
             id,
+            owner: request.owner.as_str().into(),
+            cache_salt: request.cache_salt.clone(),
+            note: request.note.clone(),
             started,
             log: Mutex::new(log),
             changed: watch::Sender::new(()),
@@ -161,6 +175,13 @@ impl Generation {
     /// The tokens so far.
     pub(super) fn tokens(&self) -> Vec<Emitted> {
         self.log().tokens.clone()
+    }
+
+    /// The tokens from an index on, and how it ended if it has.
+    pub(super) fn since(&self, index: usize) -> (Vec<Emitted>, Option<Outcome>) {
+        let log = self.log();
+        let tokens = log.tokens.get(index..).unwrap_or_default().to_vec();
+        (tokens, log.outcome.clone())
     }
 
     /// Whether it ended; since when nobody reads, if nobody does.

@@ -15,7 +15,9 @@ use super::{
     clock::Clock,
     error::{EngineError, Health},
     generation::{Cursor, Generation, Started},
+    persist::Persister,
     registry::Registry,
+    saver::{Saver, Storage},
     thread::{Command, EngineThread},
     watchdog::Pulse,
 };
@@ -28,6 +30,7 @@ use crate::{
         stats::Stats,
         types::Emitted,
     },
+    snapshot::log::{self, Saved},
 };
 
 /// Settings of the engine. None of them can change a token.
@@ -111,6 +114,8 @@ impl Shared {
 /// the engine ends.
 #[derive(Clone, Debug)]
 pub struct Engine {
+    /// Whose handle it is: ids belong to callers.
+    owner: Arc<str>,
     shared: Arc<Shared>,
     commands: mpsc::Sender<Command>,
     limits: Limits,
@@ -124,6 +129,17 @@ impl Engine {
         config: EngineConfig,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, StartError> {
+        Self::start_with(executor, config, clock, None)
+    }
+
+    /// The same, with a folder in which a successor finds what this engine knew. What a
+    /// predecessor left there is taken in: generations that had not ended go on.
+    pub fn start_with(
+        executor: Box<dyn Executor>,
+        config: EngineConfig,
+        clock: Arc<dyn Clock>,
+        storage: Option<Storage>,
+    ) -> Result<Self, StartError> {
         let limits = executor.limits().clone();
         let scheduler = Scheduler::new(limits.clone(), config.sched.clone())?;
         let max_len = scheduler.max_len();
@@ -136,17 +152,73 @@ impl Engine {
             draining: AtomicBool::new(false),
         });
         let (commands, inbox) = mpsc::channel();
-        let thread = EngineThread::new(shared.clone(), scheduler, executor, inbox);
-        std::thread::Builder::new()
-            .name("engine".into())
-            .spawn(move || thread.run())
-            .map_err(|error| StartError::Thread(error.to_string()))?;
-        Ok(Self {
-            shared,
+        let engine = Self {
+            owner: "".into(),
+            shared: shared.clone(),
             commands,
             limits,
             max_len,
-        })
+        };
+        let thread_failed = |error: std::io::Error| StartError::Thread(error.to_string());
+        let (mut saver, mut persister) = (None, None);
+        if let Some(storage) = storage {
+            engine.take_in(&storage);
+            let folder = storage.folder.clone();
+            persister = Some(Persister::start(shared.clone(), folder).map_err(thread_failed)?);
+            saver = Some(Saver::start(storage).map_err(thread_failed)?);
+        }
+        let thread = EngineThread::new(shared, scheduler, executor, inbox, saver, persister);
+        std::thread::Builder::new()
+            .name("engine".into())
+            .spawn(move || thread.run())
+            .map_err(thread_failed)?;
+        Ok(engine)
+    }
+
+    /// A handle for one caller. Ids, runs and cached prefixes of one caller are out of reach of
+    /// every other.
+    pub fn owned_by(&self, owner: &str) -> Self {
+        Self {
+            owner: owner.into(),
+            ..self.clone()
+        }
+    }
+
+    /// Makes known what a predecessor's logs tell; what had not ended goes on.
+    fn take_in(&self, storage: &Storage) {
+        for saved in log::read_all(&storage.folder.generations()) {
+            let Saved {
+                begin,
+                tokens,
+                outcome,
+            } = saved;
+            let id = begin.id.clone();
+            let mut request = Request {
+                draft: begin.draft,
+                run_id: begin.run_id,
+                owner: begin.owner,
+                cache_salt: begin.cache_salt,
+                stop_strings: begin.stop_strings,
+                note: begin.note.into(),
+                ..Request::new(begin.prompt, begin.params)
+            };
+            (storage.revive)(&mut request);
+            let mut registry = self.shared.registry();
+            let known = match outcome {
+                Some(outcome) => {
+                    let started = Started::of(&request, request.hash());
+                    let now = self.shared.clock.now();
+                    let generation = Generation::new(id.clone(), &request, started, tokens, now);
+                    generation.finish(now, outcome);
+                    registry.insert(Arc::new(generation));
+                    Ok(())
+                }
+                None => self.create(&mut registry, &id, request, tokens).map(|_| ()),
+            };
+            if let Err(error) = known {
+                tracing::warn!(id, %error, "a generation of an earlier brain cannot go on");
+            }
+        }
     }
 
     /// Starts a generation, or attaches to the one of that id, and reads it from index `from`.
@@ -160,9 +232,12 @@ impl Engine {
         from: usize,
     ) -> Result<Attached, EngineError> {
         check_id(id)?;
-        let request = request.map(|request| (request.hash(), request));
+        let request = request.map(|mut request| {
+            request.owner = (*self.owner).to_owned();
+            (request.hash(), request)
+        });
         let mut registry = self.shared.registry();
-        let known = registry.get(id).cloned();
+        let known = registry.get(&self.owner, id).cloned();
         match (known, request) {
             (None, None) => Err(EngineError::NotFound { id: id.into() }),
             (Some(known), None) => self.attach(&known, true, from),
@@ -189,7 +264,7 @@ impl Engine {
     /// Ends a generation. Idempotent; false when it had ended or is not known. Its log stays
     /// readable for the lease.
     pub fn cancel(&self, id: &str) -> bool {
-        let generation = self.shared.registry().get(id).cloned();
+        let generation = self.shared.registry().get(&self.owner, id).cloned();
         let Some(generation) = generation else {
             return false;
         };
@@ -303,7 +378,9 @@ impl Engine {
             }
         }
         let now = self.shared.clock.now();
-        let generation = Arc::new(Generation::new(id.into(), started, received, now));
+        let request = valid.request();
+        let generation = Generation::new(id.into(), request, started, received, now);
+        let generation = Arc::new(generation);
         if let Some(reason) = valid.finished().cloned() {
             let request = valid.request();
             let usage = Usage {

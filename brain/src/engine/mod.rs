@@ -8,10 +8,13 @@ pub mod clock;
 mod error;
 mod generation;
 mod handle;
+mod persist;
 mod registry;
+mod saver;
 mod thread;
 mod watchdog;
 
 pub use error::{EngineError, Health};
 pub use generation::{Cursor, LogEvent, Started};
 pub use handle::{Attached, Engine, EngineConfig, EngineStats, StartError};
+pub use saver::{Revive, Storage};

@@ -1,4 +1,4 @@
-//! The generations that are known, by the ids their clients chose.
+//! The generations that are known, by their callers and the ids these chose.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,26 +7,25 @@ use super::generation::Generation;
 /// Known generations.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
-    by_id: HashMap<String, Arc<Generation>>,
+    by_id: HashMap<(Arc<str>, String), Arc<Generation>>,
 }
 
 impl Registry {
-    pub(super) fn get(&self, id: &str) -> Option<&Arc<Generation>> {
-        self.by_id.get(id)
+    /// The generation of this caller under this id.
+    pub(super) fn get(&self, owner: &Arc<str>, id: &str) -> Option<&Arc<Generation>> {
+        self.by_id.get(&(owner.clone(), id.to_owned()))
     }
 
     pub(super) fn insert(&mut self, generation: Arc<Generation>) {
-        self.by_id.insert(generation.id.clone(), generation);
+        self.by_id.insert(name(&generation), generation);
     }
 
     /// Forgets a generation, unless the id has passed to another one.
     pub(super) fn remove(&mut self, generation: &Arc<Generation>) {
-        if self
-            .by_id
-            .get(&generation.id)
-            .is_some_and(|there| Arc::ptr_eq(there, generation))
-        {
-            self.by_id.remove(&generation.id);
+        let name = name(generation);
+        let there = self.by_id.get(&name);
+        if there.is_some_and(|there| Arc::ptr_eq(there, generation)) {
+            self.by_id.remove(&name);
         }
     }
 
@@ -97,4 +96,8 @@ impl Registry {
         );
         (overdue, next)
     }
+}
+
+fn name(generation: &Generation) -> (Arc<str>, String) {
+    (generation.owner.clone(), generation.id.clone())
 }

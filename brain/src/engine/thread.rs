@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{generation::Generation, handle::Shared};
+use super::{generation::Generation, handle::Shared, persist::Persister, saver::Saver};
 use crate::{
     backend::Executor,
     sched::{
@@ -55,6 +55,8 @@ pub(super) struct EngineThread {
     failures: u32,
     /// Failed runs that a sequence was part of since it last emitted a token.
     strikes: HashMap<SeqId, u32>,
+    saver: Option<Saver>,
+    persister: Option<Persister>,
 }
 
 /// Why generations end when the engine does.
@@ -66,6 +68,8 @@ impl EngineThread {
         scheduler: Scheduler,
         executor: Box<dyn Executor>,
         inbox: Receiver<Command>,
+        saver: Option<Saver>,
+        persister: Option<Persister>,
     ) -> Self {
         Self {
             shared,
@@ -77,17 +81,26 @@ impl EngineThread {
             drains: Vec::new(),
             failures: 0,
             strikes: HashMap::new(),
+            saver,
+            persister,
         }
     }
 
     /// Runs until the last handle is gone, a drain is over or the device is given up.
     pub(super) fn run(mut self) {
-        let reason = catch_unwind(AssertUnwindSafe(|| self.work()))
-            .unwrap_or_else(|panic| format!("the engine panicked: {}", message(&*panic)));
-        self.close(&reason);
+        let ended = catch_unwind(AssertUnwindSafe(|| self.work()));
+        let (reason, sound) = match ended {
+            Ok(reason) => (reason, self.failures == 0),
+            Err(panic) => (format!("the engine panicked: {}", message(&*panic)), false),
+        };
+        self.close(&reason, sound);
     }
 
     fn work(&mut self) -> String {
+        if let Some(saver) = &mut self.saver {
+            let now = self.shared.clock.now();
+            saver.restore(now, &mut self.scheduler, &mut *self.executor);
+        }
         loop {
             if !self.take_commands() {
                 return SHUTTING_DOWN.into();
@@ -102,6 +115,12 @@ impl EngineThread {
                 return SHUTTING_DOWN.into();
             }
             self.step();
+            if let Some(saver) = &mut self.saver {
+                saver.advance(now, &self.scheduler, &mut *self.executor);
+            }
+            if let Some(persister) = &self.persister {
+                persister.wake();
+            }
             self.shared.set_stats(self.scheduler.stats());
             self.shared.pulse.end();
             if self.failures >= self.shared.config.give_up_after {
@@ -114,7 +133,10 @@ impl EngineThread {
     /// no handle is left.
     fn take_commands(&mut self) -> bool {
         if self.scheduler.is_idle() && self.drains.is_empty() {
-            let nap = self.next_sweep.saturating_sub(self.shared.clock.now());
+            let now = self.shared.clock.now();
+            let saving = self.saver.as_ref().and_then(|saver| saver.next(now));
+            let nap = self.next_sweep.saturating_sub(now);
+            let nap = saving.map_or(nap, |saving| nap.min(saving));
             match self.inbox.recv_timeout(nap) {
                 Ok(command) => self.take(command),
                 Err(RecvTimeoutError::Timeout) => {}
@@ -173,6 +195,9 @@ impl EngineThread {
             .registry()
             .overdue(now, config.lease, config.orphans);
         self.next_sweep = next;
+        if let Some(saver) = self.saver.as_mut().filter(|_| !overdue.is_empty()) {
+            saver.save_soon(now);
+        }
         for generation in overdue {
             self.cancel(now, &generation);
             self.shared.registry().remove(&generation);
@@ -306,7 +331,9 @@ impl EngineThread {
     }
 
     /// Ends every log, so that no reader waits for a thread that is gone.
-    fn close(mut self, reason: &str) {
+    ///
+    /// Then saves what is worth it, if what the device holds is `sound`.
+    fn close(mut self, reason: &str, sound: bool) {
         let now = self.shared.clock.now();
         // Under the registry's lock, so that no generation is taken in that nobody computes.
         let registry = self.shared.registry();
@@ -327,6 +354,17 @@ impl EngineThread {
             cut += usize::from(generation.finish(now, outcome));
         }
         drop(registry);
+        let running: Vec<SeqId> = self.by_seq.keys().copied().collect();
+        for seq in running.into_iter().filter(|_| sound) {
+            // Its log has ended; its blocks become an anchor for the successor.
+            self.scheduler.cancel(now, seq);
+        }
+        if let Some(saver) = self.saver.take() {
+            saver.finish(sound, &self.scheduler, &mut *self.executor);
+        }
+        if let Some(persister) = self.persister.take() {
+            persister.finish();
+        }
         self.shared.set_stats(self.scheduler.stats());
         for (_, done) in self.drains.drain(..) {
             // Who asked may have stopped waiting.

@@ -8,6 +8,7 @@ pub mod commit;
 pub mod cost;
 pub mod depth;
 pub mod fair;
+pub mod image;
 pub mod math;
 pub mod philox;
 pub mod pins;

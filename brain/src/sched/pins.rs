@@ -5,10 +5,12 @@ use std::{
     time::Duration,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::prefix::{AnchorId, CacheConfig, Origin};
 
 /// Where in its run an anchor lies. A run has one pin for each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Place {
     /// At the end of a prompt: a client that writes the answer anew comes back to it.
     Prompt,
@@ -82,6 +84,12 @@ impl Pins {
     pub(super) fn bytes(&self, now: Duration) -> u64 {
         let held = self.by_run.values().filter(|pin| pin.until > now);
         held.map(|pin| pin.bytes).sum()
+    }
+
+    /// Whose pin lies on an anchor, and where in the run.
+    pub(super) fn of(&self, anchor: AnchorId) -> Option<(&str, Place)> {
+        let mut pins = self.by_run.iter().filter(|(_, pin)| pin.anchor == anchor);
+        pins.next().map(|((run, place), _)| (run.as_str(), *place))
     }
 
     /// An anchor has taken the place of another.

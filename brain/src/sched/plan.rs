@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use super::{
     cost::Batch,
-    prefix::{Group, Hit},
+    prefix::Hit,
     scheduler::Scheduler,
     sequence::{Resident, Sequence},
-    types::{DraftDepth, SampleStep, SeqId, SeqStep, Step},
+    types::{DraftDepth, Group, SampleStep, SeqId, SeqStep, Step},
 };
 
 /// Rows a sequence gets in the step being planned.

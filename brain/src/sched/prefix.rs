@@ -26,7 +26,7 @@ use super::{
     pins::{Pins, Place},
     table::{Pools, Table},
     tokens::{PrefixKey, TokenList},
-    types::{BlockId, SeqId, TokenId},
+    types::{BlockId, Group, SeqId, TokenId},
     units::Units,
 };
 
@@ -74,15 +74,6 @@ pub struct Origin<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AnchorId(pub u64);
 
-/// A layer group in want of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
-    /// The full-attention layers.
-    Full,
-    /// The sliding layers.
-    Sliding,
-}
-
 /// An anchor that fits a request, found but not yet taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hit {
@@ -99,32 +90,32 @@ pub struct Hit {
 }
 
 #[derive(Debug)]
-struct Anchor {
+pub(super) struct Anchor {
     /// Address of the tokens before the tail.
-    key: PrefixKey,
+    pub(super) key: PrefixKey,
     /// Strides before the tail.
-    units: usize,
-    tail: Vec<TokenId>,
-    tail_blocks: Vec<Kept<Full>>,
-    window: Vec<Kept<Sliding>>,
+    pub(super) units: usize,
+    pub(super) tail: Vec<TokenId>,
+    pub(super) tail_blocks: Vec<Kept<Full>>,
+    pub(super) window: Vec<Kept<Sliding>>,
     /// Number of the first block of the window.
-    window_first: usize,
-    left_by: SeqId,
-    hits: u32,
+    pub(super) window_first: usize,
+    pub(super) left_by: SeqId,
+    pub(super) hits: u32,
     /// A newer anchor goes on from it and nobody else ever did.
-    superseded: bool,
+    pub(super) superseded: bool,
     /// Grows with every use of any anchor.
-    used: u64,
+    pub(super) used: u64,
 }
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct PrefixCache {
-    units: Units,
-    anchors: BTreeMap<AnchorId, Anchor>,
-    by_key: HashMap<PrefixKey, BTreeSet<AnchorId>>,
-    pins: Pins,
-    config: CacheConfig,
+    pub(super) units: Units,
+    pub(super) anchors: BTreeMap<AnchorId, Anchor>,
+    pub(super) by_key: HashMap<PrefixKey, BTreeSet<AnchorId>>,
+    pub(super) pins: Pins,
+    pub(super) config: CacheConfig,
     block_bytes: (u64, u64),
     next_id: u64,
     uses: u64,
@@ -427,7 +418,7 @@ impl PrefixCache {
             .audit(self.anchors.values().filter_map(Anchor::leaf))
     }
 
-    fn anchor(&mut self, key: PrefixKey, units: usize, left_by: SeqId) -> Anchor {
+    pub(super) fn anchor(&mut self, key: PrefixKey, units: usize, left_by: SeqId) -> Anchor {
         self.uses += 1;
         Anchor {
             key,
@@ -444,7 +435,12 @@ impl PrefixCache {
     }
 
     /// Takes an anchor in whose units are there, in place of any that it makes needless.
-    fn insert(&mut self, pools: &mut Pools, origin: Origin<'_>, mut anchor: Anchor) -> AnchorId {
+    pub(super) fn insert(
+        &mut self,
+        pools: &mut Pools,
+        origin: Origin<'_>,
+        mut anchor: Anchor,
+    ) -> AnchorId {
         self.units.hold(anchor.leaf());
         let id = AnchorId(self.next_id);
         self.next_id += 1;
@@ -531,7 +527,7 @@ impl PrefixCache {
         }
     }
 
-    fn remove(&mut self, pools: &mut Pools, id: AnchorId) -> bool {
+    pub(super) fn remove(&mut self, pools: &mut Pools, id: AnchorId) -> bool {
         let Some(anchor) = self.anchors.remove(&id) else {
             return false;
         };
@@ -561,7 +557,7 @@ impl PrefixCache {
 
 impl Anchor {
     /// The last unit before the tail.
-    fn leaf(&self) -> Option<PrefixKey> {
+    pub(super) fn leaf(&self) -> Option<PrefixKey> {
         (self.units > 0).then_some(self.key)
     }
 

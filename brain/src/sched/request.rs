@@ -2,6 +2,8 @@
 
 use std::{any::Any, fmt, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+
 use super::types::{DraftDepth, SamplingParams, TokenId};
 use crate::backend::Limits;
 
@@ -38,6 +40,8 @@ pub struct Request {
     /// What a front end needs to make text of the log; kept with it and given back to every
     /// reader. A function of the prompt, so no part of the request's identity.
     pub reading: Option<Arc<dyn Any + Send + Sync>>,
+    /// From which the front end can make `stop_check` and `reading` again after a restart.
+    pub note: Arc<[u8]>,
 }
 
 impl Request {
@@ -54,6 +58,7 @@ impl Request {
             stop_strings: Vec::new(),
             stop_check: None,
             reading: None,
+            note: Arc::default(),
         }
     }
 
@@ -294,7 +299,7 @@ impl fmt::Debug for RequestHash {
 }
 
 /// Why a generation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FinishReason {
     /// A stop token, the last of the log.
     StopToken(TokenId),

@@ -19,12 +19,14 @@ use super::{
     cost::StepCost,
     depth::Acceptance,
     fair::Shares,
+    image::{AnchorImage, Restored},
     pins::Place,
-    prefix::{CacheConfig, Origin, PrefixCache},
+    prefix::{AnchorId, CacheConfig, Origin, PrefixCache},
     request::{FinishReason, ValidRequest},
     sequence::{Outcome, Sequence},
     stats::Stats,
     table::{Geometry, Pools},
+    tokens::PrefixKey,
     types::{Emitted, SeqId, TokenId},
 };
 use crate::backend::Limits;
@@ -237,6 +239,33 @@ impl Scheduler {
             self.evict(seq);
         }
         self.cache.clear(&mut self.pools);
+    }
+
+    /// Tokens of a unit of the prefix cache.
+    pub fn stride(&self) -> usize {
+        self.pools.geometry.stride()
+    }
+
+    /// The prefix cache, for who saves it.
+    pub fn prefixes(&self) -> &PrefixCache {
+        &self.cache
+    }
+
+    /// Makes room for a saved anchor in blocks that are free; `chain` are the keys of its units.
+    /// What is returned has to be filled before the next step. `None`: it is there already, does
+    /// not fit, or is not of this shape.
+    pub fn restore(
+        &mut self,
+        now: Duration,
+        image: &AnchorImage,
+        chain: &[PrefixKey],
+    ) -> Option<Restored> {
+        self.cache.restore(&mut self.pools, now, image, chain)
+    }
+
+    /// Gives an anchor up.
+    pub fn forget_anchor(&mut self, anchor: AnchorId) {
+        self.cache.remove(&mut self.pools, anchor);
     }
 
     /// Whether there is nothing to compute.

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use serde::{Deserialize, Serialize};
+
 use super::{
     depth::Depth,
     fair::Account,
@@ -13,7 +15,7 @@ use super::{
 };
 
 /// Tokens counted for a generation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt: usize,
@@ -30,7 +32,7 @@ pub struct Usage {
 }
 
 /// Where a generation's time went. Preemption counts where it happened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timings {
     /// From submission until blocks and rows were given.
     pub queue: Duration,
@@ -43,7 +45,7 @@ pub struct Timings {
 }
 
 /// How a generation ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Why.
     pub reason: FinishReason,

@@ -4,10 +4,12 @@
 //! the model's fingerprint, the caller and the caller's salt. Equal keys mean that all of these and
 //! the tokens are equal: nobody can find, guess or collide with what another caller computed.
 
+use serde::{Deserialize, Serialize};
+
 use super::types::TokenId;
 
 /// Content address of a prefix: of its tokens, the model, the caller and the salt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PrefixKey(pub [u8; 32]);
 
 impl PrefixKey {

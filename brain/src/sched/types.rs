@@ -2,12 +2,23 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use serde::{Deserialize, Serialize};
+
 /// A token of the vocabulary.
 pub type TokenId = u32;
 
 /// A sequence (one generation being computed), unique while the engine lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SeqId(pub u64);
+
+/// Layers whose keys and values share a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// The full-attention layers.
+    Full,
+    /// The sliding-window layers.
+    Sliding,
+}
 
 /// A KV page: an index into the pool of its layer group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,7 +38,7 @@ pub struct BlockTables {
 }
 
 /// How tokens are chosen, every field resolved. Equal parameters, prompt and model give equal tokens.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
     /// 0 is greedy.
     pub temperature: f32,
@@ -89,7 +100,7 @@ impl SamplingParams {
 }
 
 /// Drafts per round, as asked for. It cannot change a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DraftDepth {
     /// The scheduler chooses from what drafting costs and what gets accepted.
     Auto,
@@ -164,7 +175,7 @@ pub struct SeqOutput {
 }
 
 /// A token and, when asked for, its log-probability.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Emitted {
     /// The token.
     pub id: TokenId,
@@ -173,7 +184,7 @@ pub struct Emitted {
 }
 
 /// Raw log-probabilities at one position.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Logprobs {
     /// Of the emitted token.
     pub chosen: f32,

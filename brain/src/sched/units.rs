@@ -80,8 +80,29 @@ impl Units {
         }
     }
 
+    /// The keys of a unit and of those before it, first first.
+    pub(super) fn keys(&self, mut last: Option<PrefixKey>) -> Vec<PrefixKey> {
+        let mut keys = Vec::new();
+        while let Some(key) = last {
+            keys.push(key);
+            last = self.by_key.get(&key).and_then(|unit| unit.parent);
+        }
+        keys.reverse();
+        keys
+    }
+
+    /// A unit's blocks.
+    pub(super) fn get(&self, key: &PrefixKey) -> Option<&[Kept<Full>]> {
+        self.by_key.get(key).map(|unit| &*unit.blocks)
+    }
+
     /// Puts a unit behind its parent, which is there.
-    fn append(&mut self, key: PrefixKey, parent: Option<PrefixKey>, blocks: Vec<Kept<Full>>) {
+    pub(super) fn append(
+        &mut self,
+        key: PrefixKey,
+        parent: Option<PrefixKey>,
+        blocks: Vec<Kept<Full>>,
+    ) {
         self.hold(parent);
         let unit = Unit {
             parent,

@@ -6,12 +6,15 @@ use marathon_proto::{
     brain::{self as pb, generation_spec::Prompt},
     status::{Problem, Reason},
 };
+use serde_json::{Map, Value};
 
 use super::{Serving, conversation, problem, sampling, size};
 use crate::{
     engine::Started,
     sched::{request::Request, types::TokenId},
     text::{
+        conversation::Tool,
+        model::TextModel,
         schema::Schema,
         stream::{StreamOptions, schemas},
         turn::Start,
@@ -46,7 +49,7 @@ pub(super) fn lower(
         ));
     }
     size::check_run_id(&spec.run_id)?;
-    let (prompt, schemas, given_as_ids) = prompt(serving, spec.prompt)?;
+    let (prompt, tools, given_as_ids) = prompt(serving, spec.prompt)?;
     let scope = sampling::Scope {
         facts,
         generation_id,
@@ -54,23 +57,15 @@ pub(super) fn lower(
         logprobs: spec.logprobs,
     };
     let resolved = sampling::resolve(spec.sampling.unwrap_or_default(), &scope)?;
-    let stop_check = (!resolved.stops.is_empty()).then(|| {
-        let tokenizer = serving.text.tokenizer().clone();
-        Box::new(StopStrings::new(
-            tokenizer,
-            &resolved.stops,
-            resolved.params.min_tokens,
-        )) as _
-    });
-    let request = Request {
+    let mut request = Request {
         draft: resolved.draft,
         run_id: spec.run_id,
         received: spec.received_tokens,
         stop_strings: resolved.stops,
-        stop_check,
-        reading: Some(schemas),
+        note: note_of(&tools),
         ..Request::new(prompt.clone(), resolved.params)
     };
+    revive(&serving.text, &mut request);
     let prompt_ids = if given_as_ids { Vec::new() } else { prompt };
     Ok(Lowered {
         request,
@@ -78,17 +73,52 @@ pub(super) fn lower(
     })
 }
 
-/// The prompt's tokens, its tools' schemas, and whether it was given as tokens.
+/// What a note says of a tool: its name and its parameters.
+type NotedTool = (String, Option<Map<String, Value>>);
+
+/// Everything that makes a generation readable again after a restart, besides the request itself.
+fn note_of(tools: &[Tool]) -> Arc<[u8]> {
+    if tools.is_empty() {
+        return Arc::default();
+    }
+    let noted: Vec<NotedTool> = tools
+        .iter()
+        .map(|tool| (tool.name.clone(), tool.parameters.clone()))
+        .collect();
+    serde_json::to_vec(&noted).unwrap_or_default().into()
+}
+
+/// Gives a request what is made from its stop strings and its note: the check for stops, and what
+/// readers need.
+pub(crate) fn revive(text: &TextModel, request: &mut Request) {
+    request.stop_check = (!request.stop_strings.is_empty()).then(|| {
+        Box::new(StopStrings::new(
+            text.tokenizer().clone(),
+            &request.stop_strings,
+            request.params.min_tokens,
+        )) as _
+    });
+    let noted: Vec<NotedTool> = serde_json::from_slice(&request.note).unwrap_or_default();
+    let tools = noted.into_iter().map(|(name, parameters)| Tool {
+        name,
+        description: String::new(),
+        parameters,
+    });
+    let schemas: Arc<Schemas> = schemas(&tools.collect::<Vec<_>>());
+    request.reading = Some(schemas);
+}
+
+/// The prompt's tokens, its tools, and whether it was given as tokens.
 fn prompt(
     serving: &Serving,
     given: Option<Prompt>,
-) -> Result<(Vec<TokenId>, Arc<Schemas>, bool), Problem> {
+) -> Result<(Vec<TokenId>, Vec<Tool>, bool), Problem> {
     match given {
         None => Err(Problem::invalid(
             "spec.prompt",
             "the specification has no prompt: give prompt_tokens, prompt_text or conversation",
         )),
-        Some(Prompt::PromptTokens(tokens)) => Ok((tokens.ids, Arc::default(), true)),
+        Some(Prompt::PromptTokens(tokens)) => Ok((tokens.ids, Vec::new(), true)),
         Some(Prompt::PromptText(text)) => {
             serving.check_text(text.len())?;
             let tokens = serving
@@ -96,7 +126,7 @@ fn prompt(
                 .tokenizer()
                 .encode(&text)
                 .map_err(|error| problem::tokenizer("spec.prompt_text", &error))?;
-            Ok((tokens, Arc::default(), false))
+            Ok((tokens, Vec::new(), false))
         }
         Some(Prompt::Conversation(given)) => {
             let field = "spec.conversation";
@@ -106,7 +136,7 @@ fn prompt(
                 .text
                 .render(&conversation, true)
                 .map_err(|error| problem::template(field, &error))?;
-            Ok((tokens, schemas(&conversation.tools), false))
+            Ok((tokens, conversation.tools, false))
         }
     }
 }

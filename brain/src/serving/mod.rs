@@ -9,7 +9,7 @@
 //! [`GenerationSpec`]: marathon_proto::brain::GenerationSpec
 
 pub(crate) mod conversation;
-mod lower;
+pub(crate) mod lower;
 mod open;
 pub(crate) mod problem;
 mod reader;

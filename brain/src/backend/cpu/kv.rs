@@ -106,6 +106,26 @@ impl CacheLayer {
         tiles(&self.shape, self.key_maker.is_some(), block, head)
     }
 
+    /// The bytes of a page, as they lie in memory.
+    pub(super) fn page(&self, block: usize) -> Option<&[u8]> {
+        let len = block_len(&self.shape, self.key_maker.is_some());
+        let range = block * len..(block + 1) * len;
+        Some(match &self.pages {
+            Pages::Bf16(data) => bytemuck::cast_slice(data.get(range)?),
+            Pages::F32(data) => bytemuck::cast_slice(data.get(range)?),
+        })
+    }
+
+    /// The same, to be filled.
+    pub(super) fn page_mut(&mut self, block: usize) -> Option<&mut [u8]> {
+        let len = block_len(&self.shape, self.key_maker.is_some());
+        let range = block * len..(block + 1) * len;
+        Some(match &mut self.pages {
+            Pages::Bf16(data) => bytemuck::cast_slice_mut(data.get_mut(range)?),
+            Pages::F32(data) => bytemuck::cast_slice_mut(data.get_mut(range)?),
+        })
+    }
+
     /// Lets several rows be stored at once.
     pub(super) fn writer(&mut self) -> Writer {
         let (shape, values_only) = (self.shape, self.key_maker.is_some());

@@ -30,7 +30,7 @@ use crate::{
         gemma::Gemma,
         plan::{Kind, Plan},
     },
-    sched::types::{SeqOutput, Step, StepOutput},
+    sched::types::{BlockId, Group, SeqOutput, Step, StepOutput},
 };
 use ops::{CpuOps, Sizes};
 use pool::Pool;
@@ -285,6 +285,64 @@ impl Executor for CpuExecutor {
         }
         Ok(output(&mut ops.arena))
     }
+
+    fn save_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        into: &mut Vec<u8>,
+    ) -> Result<(), ExecError> {
+        for block in blocks {
+            for layer in self.ops.layers_of(kind(group)) {
+                let page = layer
+                    .page(block.0 as usize)
+                    .ok_or_else(|| no_block(*block))?;
+                into.extend_from_slice(page);
+            }
+        }
+        Ok(())
+    }
+
+    fn load_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        mut bytes: &[u8],
+    ) -> Result<(), ExecError> {
+        for block in blocks {
+            for layer in self.ops.layers_of(kind(group)) {
+                let page = layer.page_mut(block.0 as usize);
+                let page = page.ok_or_else(|| no_block(*block))?;
+                let (mine, rest) = bytes
+                    .split_at_checked(page.len())
+                    .ok_or_else(|| failed("fewer bytes than the blocks hold".into()))?;
+                page.copy_from_slice(mine);
+                bytes = rest;
+            }
+        }
+        match bytes.is_empty() {
+            true => Ok(()),
+            false => Err(failed("more bytes than the blocks hold".into())),
+        }
+    }
+}
+
+fn kind(group: Group) -> Kind {
+    match group {
+        Group::Full => Kind::Full,
+        Group::Sliding => Kind::Sliding,
+    }
+}
+
+fn failed(reason: String) -> ExecError {
+    ExecError {
+        device: "cpu",
+        reason,
+    }
+}
+
+fn no_block(block: BlockId) -> ExecError {
+    failed(format!("block {} is not in its pool", block.0))
 }
 
 fn output(arena: &mut Arena) -> StepOutput {

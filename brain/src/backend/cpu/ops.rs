@@ -97,6 +97,13 @@ impl CpuOps {
         }
     }
 
+    /// The layers whose pages are in the pool of a kind.
+    pub(super) fn layers_of(&mut self, kind: Kind) -> impl Iterator<Item = &mut CacheLayer> {
+        self.caches
+            .iter_mut()
+            .filter(move |cache| cache.shape.kind == kind)
+    }
+
     pub(super) fn count(&self, rows: Rows) -> usize {
         self.arena.set(rows).rows.len()
     }

@@ -1,0 +1,360 @@
+//! Saves the prefix cache beside the engine's work, and takes it in again at the start.
+//!
+//! The engine's thread copies blocks from the device, a piece between two steps; a thread of its
+//! own writes them. Between them lies a short queue: a slow disk makes saving slow and nothing
+//! else. What is saved once is not saved again, so that a turn costs what it added.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use crate::{
+    backend::{ExecError, Executor},
+    sched::{
+        image::{AnchorImage, Restored},
+        prefix::AnchorId,
+        request::Request,
+        scheduler::Scheduler,
+        tokens::PrefixKey,
+        types::Group,
+    },
+    snapshot::{Folder, file::Content, kv::KvStore},
+};
+
+/// Makes what a front end attached to a request again, from the request's note.
+pub type Revive = Box<dyn Fn(&mut Request) + Send + Sync>;
+
+/// Where an engine leaves what its successor needs.
+pub struct Storage {
+    /// The folder, which this process has for itself.
+    pub folder: Arc<Folder>,
+    /// Bytes of blocks in it, at most.
+    pub quota: u64,
+    /// How often new blocks are saved.
+    pub interval: Duration,
+    /// Bytes a second written while the engine works, at most.
+    pub bandwidth: u64,
+    /// See [`Revive`].
+    pub revive: Revive,
+}
+
+/// Bytes of units in one file, about.
+const PIECE: usize = 16 << 20;
+/// Pieces that wait to be written, at most.
+const QUEUE: usize = 2;
+/// Time until the next piece when the writer is busy.
+const BUSY: Duration = Duration::from_millis(10);
+
+type Piece = (Content, Vec<u8>);
+
+/// See the module's description.
+pub(super) struct Saver {
+    store: Arc<KvStore>,
+    pieces: SyncSender<Piece>,
+    writer: JoinHandle<()>,
+    /// The engine ends: no time is given away any more.
+    hurry: Arc<AtomicBool>,
+    interval: Duration,
+    due: Duration,
+    /// Anchors left in this pass.
+    queue: VecDeque<AnchorId>,
+    /// Units handed over in this pass.
+    sent: HashSet<PrefixKey>,
+    /// A piece for which the writer had no room.
+    waiting: Option<Piece>,
+    /// The device does not give its blocks.
+    off: bool,
+}
+
+impl Saver {
+    /// Opens the store and starts the thread that writes.
+    pub(super) fn start(storage: Storage) -> io::Result<Self> {
+        let store = Arc::new(KvStore::open(storage.folder, storage.quota));
+        let (pieces, inbox) = sync_channel(QUEUE);
+        let hurry = Arc::new(AtomicBool::new(false));
+        let (to, in_hurry) = (store.clone(), hurry.clone());
+        let writer = std::thread::Builder::new()
+            .name("snapshots".into())
+            .spawn(move || write(&to, &inbox, storage.bandwidth, &in_hurry))?;
+        Ok(Self {
+            store,
+            pieces,
+            writer,
+            hurry,
+            interval: storage.interval,
+            due: storage.interval,
+            queue: VecDeque::new(),
+            sent: HashSet::new(),
+            waiting: None,
+            off: false,
+        })
+    }
+
+    /// Takes in what is on disk, newest first, as far as there are free blocks.
+    pub(super) fn restore(
+        &mut self,
+        now: Duration,
+        scheduler: &mut Scheduler,
+        executor: &mut dyn Executor,
+    ) {
+        let (mut anchors, mut tokens) = (0, 0);
+        let stride = scheduler.stride();
+        for (image, chain) in self.store.anchors() {
+            let Some(restored) = scheduler.restore(now, &image, &chain) else {
+                continue;
+            };
+            match self.fill(&image, &chain, &restored, executor) {
+                Ok(()) => {
+                    anchors += 1;
+                    tokens += restored.units.len() * stride + image.tail.len();
+                }
+                Err(reason) => {
+                    tracing::warn!(
+                        reason,
+                        "a saved prefix cannot be used; it is computed again"
+                    );
+                    scheduler.forget_anchor(restored.anchor);
+                }
+            }
+        }
+        if anchors > 0 {
+            tracing::info!(
+                anchors,
+                tokens,
+                "prefixes were taken in from the snapshot folder"
+            );
+        }
+    }
+
+    /// Gives restored blocks their bytes.
+    fn fill(
+        &self,
+        image: &AnchorImage,
+        chain: &[PrefixKey],
+        restored: &Restored,
+        executor: &mut dyn Executor,
+    ) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let block_bytes = executor.limits().full_block_bytes;
+        let mut file: (Vec<PrefixKey>, Vec<u8>) = Default::default();
+        for (at, blocks) in &restored.units {
+            let key = chain.get(*at).ok_or("a unit outside its chain")?;
+            if !file.0.contains(key) {
+                file = self.store.read_units(key).map_err(|error| text(&error))?;
+            }
+            let (keys, data) = &file;
+            let len = blocks.len() * block_bytes;
+            let place = keys.iter().position(|there| there == key);
+            let bytes = place.and_then(|place| data.get(place * len..(place + 1) * len));
+            let bytes = bytes.filter(|_| data.len() == keys.len() * len);
+            let bytes = bytes.ok_or("a file of units has the wrong length")?;
+            executor
+                .load_blocks(Group::Full, blocks, bytes)
+                .map_err(|error| text(&error))?;
+        }
+        let data = self
+            .store
+            .read_anchor(image)
+            .map_err(|error| text(&error))?;
+        let (tail, window) = data
+            .split_at_checked(restored.blocks.tail.len() * block_bytes)
+            .ok_or("a file of an anchor is too short")?;
+        let groups = [
+            (Group::Full, &restored.blocks.tail, tail),
+            (Group::Sliding, &restored.blocks.window, window),
+        ];
+        for (group, blocks, bytes) in groups {
+            executor
+                .load_blocks(group, blocks, bytes)
+                .map_err(|error| text(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Time until there is something to do; `None` for never.
+    pub(super) fn next(&self, now: Duration) -> Option<Duration> {
+        if self.off {
+            return None;
+        }
+        if self.waiting.is_some() || !self.queue.is_empty() {
+            return Some(BUSY);
+        }
+        Some(self.due.saturating_sub(now))
+    }
+
+    /// The next pass need not wait for its time.
+    pub(super) fn save_soon(&mut self, now: Duration) {
+        self.due = now;
+    }
+
+    /// Saves a piece, if it is time to and the writer has room.
+    pub(super) fn advance(
+        &mut self,
+        now: Duration,
+        scheduler: &Scheduler,
+        executor: &mut dyn Executor,
+    ) {
+        if self.off {
+            return;
+        }
+        if self.waiting.is_none() && self.queue.is_empty() {
+            if now < self.due {
+                return;
+            }
+            self.begin_pass(scheduler);
+            self.due = now.saturating_add(self.interval);
+        }
+        let piece = self.waiting.take();
+        let Some(piece) = piece.or_else(|| self.next_piece(scheduler, executor)) else {
+            return;
+        };
+        if let Err(TrySendError::Full(piece)) = self.pieces.try_send(piece) {
+            self.waiting = Some(piece);
+        }
+    }
+
+    /// Saves all that is left, if `sound`, and waits until it is written.
+    pub(super) fn finish(
+        mut self,
+        sound: bool,
+        scheduler: &Scheduler,
+        executor: &mut dyn Executor,
+    ) {
+        self.hurry.store(true, Ordering::Relaxed);
+        // What waits was copied while the device was sound.
+        let mut piece = self.waiting.take();
+        self.begin_pass(scheduler);
+        loop {
+            if let Some(piece) = piece.take()
+                && self.pieces.send(piece).is_err()
+            {
+                break;
+            }
+            if !sound || self.off {
+                break;
+            }
+            piece = self.next_piece(scheduler, executor);
+            if piece.is_none() {
+                break;
+            }
+        }
+        drop(self.pieces);
+        if self.writer.join().is_err() {
+            tracing::error!("the thread that writes snapshots panicked");
+        }
+    }
+
+    fn begin_pass(&mut self, scheduler: &Scheduler) {
+        self.sent.clear();
+        self.queue = scheduler.prefixes().worth_saving().into();
+    }
+
+    /// Copies what comes next; `None` when the pass is over.
+    fn next_piece(&mut self, scheduler: &Scheduler, executor: &mut dyn Executor) -> Option<Piece> {
+        let prefixes = scheduler.prefixes();
+        while let Some(&id) = self.queue.front() {
+            // It may have been given up in the meantime, or saved before.
+            let image = prefixes.image(id);
+            let Some(image) = image.filter(|image| !self.store.has_anchor(image)) else {
+                self.queue.pop_front();
+                continue;
+            };
+            let piece = self
+                .units_of(&prefixes.chain(id), scheduler, executor)
+                .and_then(|units| match units {
+                    Some(units) => Ok(Some(units)),
+                    None => {
+                        self.queue.pop_front();
+                        anchor_of(id, image, scheduler, executor)
+                    }
+                });
+            match piece {
+                Ok(Some(piece)) => return Some(piece),
+                Ok(None) => {
+                    self.queue.pop_front();
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "blocks cannot be saved; a restart will compute them");
+                    self.off = true;
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// The first units of a chain that are not on disk yet.
+    fn units_of(
+        &mut self,
+        chain: &[PrefixKey],
+        scheduler: &Scheduler,
+        executor: &mut dyn Executor,
+    ) -> Result<Option<Piece>, ExecError> {
+        let known = |key: &PrefixKey| self.sent.contains(key) || self.store.has_unit(key);
+        let Some(first) = chain.iter().position(|key| !known(key)) else {
+            return Ok(None);
+        };
+        let (mut keys, mut bytes) = (Vec::new(), Vec::new());
+        for key in chain[first..].iter().take_while(|key| !known(key)) {
+            let blocks = scheduler.prefixes().unit_blocks(key).unwrap_or_default();
+            executor.save_blocks(Group::Full, &blocks, &mut bytes)?;
+            keys.push(*key);
+            if bytes.len() >= PIECE {
+                break;
+            }
+        }
+        self.sent.extend(keys.iter().copied());
+        let parent = first.checked_sub(1).and_then(|at| chain.get(at)).copied();
+        Ok(Some((Content::Units { parent, keys }, bytes)))
+    }
+}
+
+fn anchor_of(
+    id: AnchorId,
+    image: AnchorImage,
+    scheduler: &Scheduler,
+    executor: &mut dyn Executor,
+) -> Result<Option<Piece>, ExecError> {
+    let Some(blocks) = scheduler.prefixes().anchor_blocks(id) else {
+        return Ok(None);
+    };
+    let mut bytes = Vec::new();
+    executor.save_blocks(Group::Full, &blocks.tail, &mut bytes)?;
+    executor.save_blocks(Group::Sliding, &blocks.window, &mut bytes)?;
+    Ok(Some((Content::Anchor(image), bytes)))
+}
+
+/// Writes pieces as they come, no faster than allowed, until nobody can send any more.
+fn write(store: &KvStore, pieces: &Receiver<Piece>, bandwidth: u64, hurry: &AtomicBool) {
+    let mut failing = false;
+    for (content, data) in pieces {
+        match store.write(content, &data) {
+            Ok(()) if failing => {
+                failing = false;
+                tracing::info!("snapshots are written again");
+            }
+            Ok(()) => {}
+            Err(error) if !failing => {
+                failing = true;
+                tracing::warn!(
+                    %error,
+                    "a snapshot could not be written; service goes on, but until this is mended \
+                     a restart computes again what was not saved"
+                );
+            }
+            Err(_) => {}
+        }
+        if !hurry.load(Ordering::Relaxed) {
+            let seconds = data.len() as f64 / bandwidth.max(1) as f64;
+            std::thread::sleep(Duration::from_secs_f64(seconds.min(1.0)));
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! The store of blocks: units and anchors in files, within a quota.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::SystemTime,
+};
+
+use super::{
+    Folder,
+    file::{self, Content, FileError},
+    index::{AnchorFile, Index, UnitsFile},
+};
+use crate::sched::{image::AnchorImage, tokens::PrefixKey};
+
+/// See the module's description. Shared by the engine, which reads, and a thread that writes.
+#[derive(Debug)]
+pub struct KvStore {
+    folder: Arc<Folder>,
+    quota: u64,
+    index: Mutex<Index>,
+}
+
+impl KvStore {
+    /// Looks through the folder. Damaged files are put into quarantine, units that no anchor
+    /// stands on are removed, and so is what exceeds the quota.
+    pub fn open(folder: Arc<Folder>, quota: u64) -> Self {
+        let store = Self {
+            folder,
+            quota,
+            index: Mutex::default(),
+        };
+        let entries = fs::read_dir(store.folder.path()).into_iter().flatten();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            match path.extension().and_then(|kind| kind.to_str()) {
+                Some("kv") => store.look_at(path),
+                // Left by a brain that was killed while it wrote.
+                Some("part") => remove(&path),
+                _ => {}
+            }
+        }
+        store.clean();
+        store
+    }
+
+    fn look_at(&self, path: PathBuf) {
+        let content = match file::read_header(&path, self.folder.identity()) {
+            Ok(content) => content,
+            Err(error) => return self.folder.quarantine(&path, &error.to_string()),
+        };
+        let Ok(metadata) = fs::metadata(&path) else {
+            return;
+        };
+        let saved = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        self.add(path, content, metadata.len(), saved);
+    }
+
+    fn add(&self, path: PathBuf, content: Content, bytes: u64, saved: SystemTime) {
+        match content {
+            Content::Units { parent, keys } => self.index().add_units(
+                path,
+                UnitsFile {
+                    parent,
+                    keys,
+                    bytes,
+                },
+            ),
+            Content::Anchor(image) => self.index().add_anchor(AnchorFile {
+                image,
+                path,
+                bytes,
+                saved,
+            }),
+        }
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a unit is here.
+    pub fn has_unit(&self, key: &PrefixKey) -> bool {
+        self.index().unit(key).is_some()
+    }
+
+    /// Whether an anchor is here, whole and with the same pin.
+    pub fn has_anchor(&self, image: &AnchorImage) -> bool {
+        let index = self.index();
+        index
+            .anchor(image)
+            .is_some_and(|file| file.image == *image && index.chain(image).is_some())
+    }
+
+    /// The anchors, newest first, each with the keys of its units; incomplete ones are left out.
+    pub fn anchors(&self) -> Vec<(AnchorImage, Vec<PrefixKey>)> {
+        let index = self.index();
+        let all = index.newest_first().into_iter();
+        all.filter_map(|image| Some((image.clone(), index.chain(image)?)))
+            .collect()
+    }
+
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.index().bytes()
+    }
+
+    /// Saves blocks. Beyond the quota the oldest anchors go.
+    ///
+    /// # Errors
+    /// The system's, such as a full disk. What was saved before is untouched.
+    pub fn write(&self, content: Content, data: &[u8]) -> io::Result<()> {
+        let path = self.folder.path().join(file_name(&content));
+        let bytes = file::write(&path, self.folder.identity(), &content, data)?;
+        // Until their anchor comes, units look needless: what exceeds the quota goes with it.
+        let complete = matches!(content, Content::Anchor(_));
+        self.add(path, content, bytes, SystemTime::now());
+        if complete && self.bytes() > self.quota {
+            self.clean();
+        }
+        Ok(())
+    }
+
+    /// The units of the file that holds this one, and their bytes. A file that is not what it says
+    /// is put into quarantine.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn read_units(&self, key: &PrefixKey) -> Result<(Vec<PrefixKey>, Vec<u8>), FileError> {
+        let path = self.index().unit(key).map(Path::to_owned);
+        let path = path.ok_or(FileError::Damaged("the unit is not there"))?;
+        match self.read(&path)? {
+            (Content::Units { keys, .. }, data) => Ok((keys, data)),
+            _ => Err(FileError::Damaged("it holds no units")),
+        }
+    }
+
+    /// The bytes of an anchor's own blocks.
+    ///
+    /// # Errors
+    /// Why they cannot be used.
+    pub fn read_anchor(&self, image: &AnchorImage) -> Result<Vec<u8>, FileError> {
+        let path = self.index().anchor(image).map(|file| file.path.clone());
+        let path = path.ok_or(FileError::Damaged("the anchor is not there"))?;
+        self.read(&path).map(|(_, data)| data)
+    }
+
+    fn read(&self, path: &Path) -> Result<(Content, Vec<u8>), FileError> {
+        let read = file::read(path, self.folder.identity());
+        if let Err(error) = &read {
+            self.index().remove(path);
+            self.folder.quarantine(path, &error.to_string());
+        }
+        read
+    }
+
+    /// Gives up the oldest anchors until the rest fits the quota, and units that nothing needs.
+    fn clean(&self) {
+        let mut index = self.index();
+        loop {
+            for path in index.needless() {
+                index.remove(&path);
+                remove(&path);
+            }
+            let over = index.bytes() > self.quota;
+            let Some(path) = index.oldest().filter(|_| over) else {
+                return;
+            };
+            index.remove(&path);
+            remove(&path);
+        }
+    }
+}
+
+/// A file that cannot be removed is in nobody's way but the disk's.
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        tracing::warn!(file = %path.display(), %error, "a snapshot file cannot be removed");
+    }
+}
+
+fn file_name(content: &Content) -> String {
+    let mut hasher = blake3::Hasher::new_derive_key("marathon brain snapshot file 1");
+    let kind = match content {
+        Content::Units { keys, .. } => {
+            for key in keys {
+                hasher.update(&key.0);
+            }
+            "units"
+        }
+        Content::Anchor(image) => {
+            hasher.update(&image.key.0);
+            for token in &image.tail {
+                hasher.update(&token.to_le_bytes());
+            }
+            "anchor"
+        }
+    };
+    format!("{kind}-{}.kv", &hasher.finalize().to_hex()[..32])
+}
