@@ -398,7 +398,7 @@ impl Engine {
             );
         } else if self
             .commands
-            .send(Command::Submit(generation.clone(), valid))
+            .send(Command::Submit(generation.clone(), Box::new(valid)))
             .is_err()
         {
             return Err(EngineError::Unhealthy("its thread is gone".into()));

@@ -26,7 +26,7 @@ use crate::{
 
 /// What handles tell the thread.
 pub(super) enum Command {
-    Submit(Arc<Generation>, ValidRequest),
+    Submit(Arc<Generation>, Box<ValidRequest>),
     Cancel(Arc<Generation>),
     Drain {
         until: Duration,
@@ -156,7 +156,7 @@ impl EngineThread {
         let now = self.shared.clock.now();
         match command {
             Command::Submit(generation, request) => {
-                match self.scheduler.submit(now, request) {
+                match self.scheduler.submit(now, *request) {
                     Submitted::Queued(seq) => {
                         self.by_seq.insert(seq, generation);
                     }

@@ -222,7 +222,7 @@ mod tests {
         let bytes = fs::read(&log.path).unwrap();
         let whole = read(&bytes).unwrap();
         assert_eq!((whole.begin.clone(), whole.tokens.len()), (begin(), 10));
-        assert_eq!(read_all(folder.path()), [whole.clone()]);
+        assert_eq!(read_all(folder.path()), std::slice::from_ref(&whole));
         let mut lengths = Vec::new();
         for cut in 0..=bytes.len() {
             if let Some(saved) = read(&bytes[..cut]) {
