@@ -255,6 +255,45 @@ async fn stops_end_the_log_with_the_token_that_stopped_it() {
     assert_eq!(outcome.reason, FinishReason::StopString);
 }
 
+/// Panics at a token.
+struct PanicAt(TokenId);
+
+impl StopCheck for PanicAt {
+    fn push(&mut self, token: TokenId) -> bool {
+        assert_ne!(token, self.0, "a panic was asked for");
+        false
+    }
+}
+
+#[tokio::test]
+async fn a_stop_check_that_panics_ends_its_own_request_alone() {
+    let engine = engine();
+    let all = expected(&[9], 30);
+    let other = engine
+        .generate("other", Some(request(&[3], 200)), 0)
+        .unwrap()
+        .cursor;
+    let broken = |received: &[Emitted]| Request {
+        stop_strings: vec!["x".into()],
+        stop_check: Some(Box::new(PanicAt(all[11].id))),
+        received: ids(received),
+        ..request(&[9], 30)
+    };
+    let cursor = engine.generate("b", Some(broken(&[])), 0).unwrap().cursor;
+    let (tokens, outcome) = read(cursor).await;
+    assert_eq!(tokens, all[..12]);
+    let FinishReason::Failed(reason) = outcome.reason else {
+        panic!("{outcome:?}");
+    };
+    assert!(reason.contains("stop strings"), "{reason}");
+    let refused = engine
+        .generate("c", Some(broken(&all[..15])), 0)
+        .unwrap_err();
+    assert!(refused.to_string().contains("stop strings"), "{refused}");
+    assert_eq!(read(other).await.0, expected(&[3], 200));
+    assert_eq!(engine.health(), Health::Well);
+}
+
 #[tokio::test]
 async fn cancelling_ends_the_log_and_is_idempotent() {
     let options = FakeOptions {

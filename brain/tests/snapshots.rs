@@ -399,10 +399,11 @@ async fn a_folder_has_one_brain() {
 #[tokio::test]
 async fn a_disk_that_takes_nothing_costs_only_the_snapshots() {
     let root = tempfile::tempdir().unwrap();
-    let first = engine(root.path());
+    let folder = root.path().join("there");
+    let first = engine(&folder);
     generate(&first, "before", request(&prompt(100), 20, "run")).await;
     // The folder goes away under it: every write fails from now on.
-    fs::remove_dir_all(root.path()).unwrap();
+    fs::rename(&folder, root.path().join("gone")).unwrap();
     for turn in 0..4 {
         let own = prompt(100 + turn);
         let id = format!("after-{turn}");

@@ -20,6 +20,8 @@ pub struct FakeOptions {
     pub limits: Limits,
     /// Chance of a draft to be right, 0 to 1.
     pub right: f64,
+    /// Chance that a token depends on the two before it alone, so that the text repeats itself.
+    pub repeats: f64,
     /// Another model: other tokens.
     pub model: u64,
     /// How long a step takes at least.
@@ -48,6 +50,7 @@ impl Default for FakeOptions {
                 window: 64,
             },
             right: 0.8,
+            repeats: 0.0,
             model: 0,
             step_time: Duration::ZERO,
             faults: BTreeMap::new(),
@@ -472,6 +475,9 @@ impl<'a> Slots<'a> {
 /// Hash of a request and of its tokens so far.
 struct Prefix {
     state: u64,
+    /// Of the last two tokens, and how often they alone decide.
+    pair: (TokenId, TokenId),
+    repeats: f64,
     vocab: u64,
 }
 
@@ -486,12 +492,15 @@ impl Prefix {
         }
         Self {
             state,
+            pair: (0, 0),
+            repeats: options.repeats,
             vocab: options.limits.vocab_size as u64,
         }
     }
 
     fn push(&mut self, token: TokenId) {
         self.state = chained(self.state, token);
+        self.pair = (self.pair.1, token);
     }
 
     /// The next token, given how many were generated: the first candidate that is allowed.
@@ -500,7 +509,13 @@ impl Prefix {
         let allowed = |id: &TokenId| {
             !(params.suppressed.contains(id) || early && params.stop_tokens.contains(id))
         };
-        let candidate = |n: u64| (mix(self.state.wrapping_add(n)) % self.vocab) as TokenId;
+        let (before, last) = self.pair;
+        let pair = mix((u64::from(before) << 32) | u64::from(last));
+        let deciding = match unit(mix(self.state ^ 0x3243_f6a8)) < self.repeats {
+            true => pair,
+            false => self.state,
+        };
+        let candidate = |n: u64| (mix(deciding.wrapping_add(n)) % self.vocab) as TokenId;
         let id = (0..64).map(candidate).find(allowed);
         // Every lucky number was forbidden: take the lowest id that is not.
         let id = id

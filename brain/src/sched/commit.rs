@@ -82,20 +82,25 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Steps that only decode teach what a draft costs.
+    /// Steps that only decode teach what a draft costs, others what a row of prefill does.
     fn learn_cost(&mut self, step: &Step, elapsed: Duration) {
-        let mut drafts = 0;
+        let (mut drafts, mut prefill, mut sequences, mut context) = (0, 0, 0, 0);
         for rows in &step.seqs {
             match &rows.sample {
                 Some(sample) if rows.tokens.len() == sample.drafts + 1 => {
                     drafts += sample.drafts + sample.next_drafts;
+                    sequences += 1;
+                    context += rows.start;
                 }
-                _ => return,
+                _ => prefill += rows.tokens.len(),
             }
         }
-        let sequences = step.seqs.len();
-        let context = step.seqs.iter().map(|rows| rows.start).sum::<usize>() / sequences.max(1);
+        let context = context / sequences.max(1);
         let batch = Batch { sequences, context };
+        if prefill > 0 {
+            self.cost.observe_prefill(batch, prefill, elapsed);
+            return;
+        }
         self.cost.observe(batch, drafts as f64 / 2.0, elapsed);
     }
 
@@ -130,6 +135,7 @@ impl Scheduler {
         // Inputs whose keys and values stand: all that were known, and the drafts that were right.
         let written = rows.start + rows.tokens.len() - sample.drafts + right;
         resident.drafts = result.drafts;
+        let looked_up = resident.looked_up.take();
 
         let (kept, end) = sequence.append(now, &tokens);
         tokens.truncate(kept);
@@ -145,8 +151,18 @@ impl Scheduler {
         }
         // Drafts behind a stop say nothing about the drafter.
         let judged = if kept <= right { kept } else { sample.drafts };
-        sequence.depth.observe(judged, accepted);
-        self.everyone.observe(judged, accepted);
+        match looked_up {
+            Some((kind, _)) => {
+                let everyone = &mut self.everyones_lookups;
+                sequence.lookups.observe(everyone, kind, judged, accepted);
+                self.counters.looked_up_tokens += sample.drafts as u64;
+                self.counters.looked_up_accepted += accepted as u64;
+            }
+            None => {
+                sequence.depth.observe(judged, accepted);
+                self.everyone.observe(judged, accepted);
+            }
+        }
         sequence.usage.drafted += sample.drafts;
         sequence.usage.accepted += accepted;
         sequence.usage.rounds += 1;

@@ -10,6 +10,7 @@ pub mod depth;
 pub mod fair;
 pub mod image;
 pub mod math;
+pub mod ngram;
 pub mod philox;
 pub mod pins;
 mod plan;

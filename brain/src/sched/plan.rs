@@ -14,6 +14,14 @@ use super::{
     types::{DraftDepth, Group, SampleStep, SeqId, SeqStep, Step},
 };
 
+/// How long a step with prefill in it may take, in steps of those that decode: a prompt of any
+/// length makes nobody wait longer for the next token.
+const LONGEST_STEP: f64 = 2.5;
+/// Rows of prefill beside sequences that decode, before anything was measured.
+const UNMEASURED_ROWS: usize = 16;
+/// Drafts that are looked up for a round, at most: more than any drafter makes, no executor checks.
+const MOST_LOOKED_UP: usize = 8;
+
 /// Rows a sequence gets in the step being planned.
 struct Pick {
     seq: SeqId,
@@ -89,9 +97,11 @@ impl Scheduler {
         };
         let mut budget = self.config.max_rows.saturating_sub(picks.len() + reserve);
         let mut left = picks.len();
+        let batch = self.batch_of(picks);
         for pick in picks {
             let share = budget.div_ceil(left);
             left -= 1;
+            self.look_up(pick.seq, share, batch);
             let Some((wanted, computed)) = self.seqs.get(&pick.seq).and_then(|sequence| {
                 let resident = sequence.resident.as_ref()?;
                 let allowed = sequence.drafts_at(sequence.tokens.len());
@@ -107,10 +117,49 @@ impl Scheduler {
         }
     }
 
+    /// Takes drafts from the sequence's own text where these are likelier to be right than those
+    /// that the drafter made.
+    fn look_up(&mut self, seq: SeqId, share: usize, batch: Batch) {
+        let Some(sequence) = self.seqs.get_mut(&seq) else {
+            return;
+        };
+        let at_most = sequence.drafts_at(sequence.tokens.len()).min(share);
+        let (most, fixed) = match sequence.draft {
+            DraftDepth::Fixed(depth) => (depth as usize, true),
+            DraftDepth::Auto => (usize::MAX, false),
+        };
+        let at_most = at_most.min(most).min(MOST_LOOKED_UP);
+        let Some(resident) = sequence.resident.as_mut() else {
+            return;
+        };
+        if at_most == 0 || resident.looked_up.is_some() {
+            return;
+        }
+        let found = sequence.lookups.find(
+            sequence.tokens.ids(),
+            &self.everyones_lookups,
+            &self.cost,
+            batch,
+            (at_most, fixed),
+        );
+        let Some(found) = found else { return };
+        let made = resident.drafts.len().min(at_most);
+        if found.expected <= sequence.depth.expected(&self.everyone, made) {
+            sequence.lookups.pass_over(found.kind);
+            return;
+        }
+        let share = found.expected / found.drafts.len() as f64;
+        resident.drafts = found.drafts;
+        resident.looked_up = Some((found.kind, share));
+    }
+
     /// Chunks of prefill, the least served run first, until the rows are used up.
     fn pick_prefills(&mut self, now: Duration, picks: &mut Vec<Pick>) {
         let used: usize = picks.iter().map(|pick| pick.rows + pick.drafts).sum();
         let mut budget = self.config.max_rows.saturating_sub(used);
+        if !picks.is_empty() {
+            budget = budget.min(self.rows_beside(picks));
+        }
         let mut prefilling: Vec<SeqId> = self
             .running
             .iter()
@@ -150,6 +199,13 @@ impl Scheduler {
                 budget -= rows;
             }
         }
+    }
+
+    /// Rows of prefill beside sequences that decode: as many as leave them their share.
+    fn rows_beside(&self, picks: &[Pick]) -> usize {
+        let batch = self.batch_of(picks);
+        let rows = self.cost.prefill_rows(batch, LONGEST_STEP);
+        rows.unwrap_or(UNMEASURED_ROWS).max(1)
     }
 
     /// Lets waiting sequences in, the least served run first, as long as all that run can finish
@@ -323,6 +379,8 @@ impl Scheduler {
             .min(share);
         match sequence.draft {
             DraftDepth::Fixed(depth) => at_most.min(depth as usize),
+            // The text will go on as it did: nobody needs to draft it.
+            DraftDepth::Auto if sequence.repeats_itself() => 0,
             DraftDepth::Auto => sequence
                 .depth
                 .choose(&self.everyone, &self.cost, batch, at_most),

@@ -1,6 +1,11 @@
 //! What a client asks for, and the checks it passes before anything is computed.
 
-use std::{any::Any, fmt, sync::Arc};
+use std::{
+    any::Any,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -187,6 +192,9 @@ impl Request {
         for index in 0..received {
             let token = self.received[index];
             let end = end_after(&self.params, &mut self.stop_check, token, index + 1, room);
+            if let Some(FinishReason::Failed(_)) = end {
+                return Err(Reject::StopCheck);
+            }
             if let Some(reason) = end {
                 if index + 1 == received {
                     return Ok(Some(reason));
@@ -211,6 +219,9 @@ impl fmt::Debug for Request {
     }
 }
 
+/// Why a generation ends whose check for stop strings does.
+const STOP_CHECK_PANICKED: &str = "the check for stop strings panicked";
+
 /// Whether the generation ends with this token, the `generated`-th of at most `room`.
 pub(super) fn end_after(
     params: &SamplingParams,
@@ -219,8 +230,15 @@ pub(super) fn end_after(
     generated: usize,
     room: usize,
 ) -> Option<FinishReason> {
-    // The check sees every token, whatever else ends the generation: its state is the text.
-    let text_stops = stop_check.as_mut().is_some_and(|check| check.push(token));
+    // The check sees every token, whatever else ends the generation: its state is the text. It is a
+    // front end's code and fed by its client: should it panic, that is this request's end alone.
+    let asked = catch_unwind(AssertUnwindSafe(|| {
+        stop_check.as_mut().is_some_and(|check| check.push(token))
+    }));
+    let Ok(text_stops) = asked else {
+        *stop_check = None;
+        return Some(FinishReason::Failed(STOP_CHECK_PANICKED.into()));
+    };
     if params.stop_tokens.contains(&token) {
         Some(FinishReason::StopToken(token))
     } else if text_stops && generated >= params.min_tokens as usize {
@@ -354,6 +372,9 @@ pub enum Reject {
         /// Tokens the request may generate.
         room: usize,
     },
+    /// The check for stop strings cannot be used.
+    #[error("{STOP_CHECK_PANICKED}: this is a bug; ask without stop strings")]
+    StopCheck,
     /// The received tokens go on behind one that ends the generation.
     #[error(
         "the received token number {index} ends the generation, but {received} were received: \

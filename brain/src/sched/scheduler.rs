@@ -20,6 +20,7 @@ use super::{
     depth::Acceptance,
     fair::Shares,
     image::{AnchorImage, Restored},
+    ngram::LookupAcceptance,
     pins::Place,
     prefix::{AnchorId, CacheConfig, Origin, PrefixCache},
     request::{FinishReason, ValidRequest},
@@ -128,6 +129,8 @@ pub struct Scheduler {
     pub(super) waiting: BTreeSet<SeqId>,
     /// Acceptance over all sequences: what a new one starts from.
     pub(super) everyone: Acceptance,
+    /// The same of drafts that were looked up.
+    pub(super) everyones_lookups: LookupAcceptance,
     pub(super) cost: StepCost,
     pub(super) counters: Stats,
     next_id: u64,
@@ -186,6 +189,7 @@ impl Scheduler {
             running: BTreeSet::new(),
             waiting: BTreeSet::new(),
             everyone: Acceptance::default(),
+            everyones_lookups: LookupAcceptance::default(),
             cost: StepCost::default(),
             counters: Stats::default(),
             next_id: 0,

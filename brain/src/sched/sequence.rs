@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     depth::Depth,
     fair::Account,
+    ngram::{Kind, Lookups},
     prefix::AnchorId,
     request::{FinishReason, Request, StopCheck, ValidRequest, end_after},
     table::Table,
@@ -64,6 +65,8 @@ pub(super) struct Resident {
     pub(super) computed: usize,
     /// Proposals for the tokens that come next.
     pub(super) drafts: Vec<TokenId>,
+    /// They were looked up, and are likely to be right to this share.
+    pub(super) looked_up: Option<(Kind, f64)>,
 }
 
 pub(super) struct Sequence {
@@ -86,6 +89,7 @@ pub(super) struct Sequence {
     /// `None` while it waits for blocks.
     pub(super) resident: Option<Resident>,
     pub(super) depth: Depth,
+    pub(super) lookups: Lookups,
     pub(super) usage: Usage,
     submitted: Duration,
     admitted: Option<Duration>,
@@ -131,6 +135,7 @@ impl Sequence {
             limit,
             resident: None,
             depth: Depth::default(),
+            lookups: Lookups::default(),
             usage: Usage {
                 prompt: prompt.len(),
                 generated: received.len(),
@@ -156,6 +161,15 @@ impl Sequence {
                 .map_or(0, |resident| resident.computed)
     }
 
+    /// Whether what is checked now was looked up, and is nearly always right.
+    pub(super) fn repeats_itself(&self) -> bool {
+        let looked_up = self
+            .resident
+            .as_ref()
+            .and_then(|resident| resident.looked_up);
+        looked_up.is_some_and(|(_, share)| share > 0.9)
+    }
+
     /// Drafts that a round may check when `len` tokens are known: a round emits one token more
     /// than its drafts, and not past the limit.
     pub(super) fn drafts_at(&self, len: usize) -> usize {
@@ -174,6 +188,7 @@ impl Sequence {
             table,
             computed,
             drafts: Vec::new(),
+            looked_up: None,
         });
     }
 

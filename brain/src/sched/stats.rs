@@ -35,6 +35,10 @@ pub struct Stats {
     pub drafted_tokens: u64,
     /// Drafts emitted.
     pub accepted_tokens: u64,
+    /// Drafts checked that were looked up in the sequence itself.
+    pub looked_up_tokens: u64,
+    /// Of these, emitted.
+    pub looked_up_accepted: u64,
     /// Rounds: times that a sequence emitted.
     pub rounds: u64,
     /// Steps committed.

@@ -43,6 +43,7 @@ fn refused(reject: &Reject) -> Problem {
         }
         Reject::Sampling("logprobs", _) => Problem::invalid("spec.logprobs", message),
         Reject::Sampling(field, _) => Problem::invalid(format!("spec.sampling.{field}"), message),
+        Reject::StopCheck => Problem::invalid("spec.sampling.stop", message),
         Reject::ReceivedTooLong { .. } | Reject::ReceivedPastStop { .. } => {
             Problem::invalid("spec.received_tokens", message)
         }

@@ -29,6 +29,7 @@ pub struct World {
     pub limits: Limits,
     pub config: SchedConfig,
     pub right: f64,
+    pub repeats: f64,
 }
 
 #[derive(Clone, Debug)]
@@ -66,48 +67,58 @@ pub struct Case {
 }
 
 pub fn world() -> impl Strategy<Value = World> {
-    (1usize..7, 1usize..7, 1usize..14, 0usize..9, 0.0..=1.0f64).prop_flat_map(
-        |(full_block_size, sliding_block_size, window, max_drafts, right)| {
-            let stride = full_block_size * sliding_block_size;
-            let sliding_least = (window + stride).div_ceil(sliding_block_size) + 2;
-            let sizes = (
-                1usize..40,
-                1usize..7,
-                4usize..40,
-                sliding_least..sliding_least + 30,
-            );
-            (sizes, 1usize..40, 0usize..6).prop_map(
-                move |((max_rows, max_seqs, full_blocks, sliding_blocks), chunk, anchors)| World {
-                    limits: Limits {
-                        vocab_size: 50,
-                        max_model_len: 100,
-                        max_rows,
-                        max_seqs,
-                        max_drafts,
-                        full_block_size,
-                        full_blocks,
-                        sliding_block_size,
-                        sliding_blocks,
-                        full_block_bytes: 3,
-                        sliding_block_bytes: 5,
-                        window,
-                    },
-                    config: SchedConfig {
-                        chunk,
-                        cache: CacheConfig {
-                            anchors,
-                            bytes: if anchors == 5 { 100 } else { u64::MAX },
-                            pin_lease: Duration::from_millis(20),
-                            ..CacheConfig::default()
-                        },
-                        turn_ends: vec![7],
-                        ..SchedConfig::default()
-                    },
-                    right,
-                },
-            )
-        },
+    (
+        1usize..7,
+        1usize..7,
+        1usize..14,
+        0usize..9,
+        (0.0..=1.0f64, prop::sample::select(vec![0.0, 0.0, 0.9, 1.0])),
     )
+        .prop_flat_map(
+            |(full_block_size, sliding_block_size, window, max_drafts, (right, repeats))| {
+                let stride = full_block_size * sliding_block_size;
+                let sliding_least = (window + stride).div_ceil(sliding_block_size) + 2;
+                let sizes = (
+                    1usize..40,
+                    1usize..7,
+                    4usize..40,
+                    sliding_least..sliding_least + 30,
+                );
+                (sizes, 1usize..40, 0usize..6).prop_map(
+                    move |((max_rows, max_seqs, full_blocks, sliding_blocks), chunk, anchors)| {
+                        World {
+                            limits: Limits {
+                                vocab_size: 50,
+                                max_model_len: 100,
+                                max_rows,
+                                max_seqs,
+                                max_drafts,
+                                full_block_size,
+                                full_blocks,
+                                sliding_block_size,
+                                sliding_blocks,
+                                full_block_bytes: 3,
+                                sliding_block_bytes: 5,
+                                window,
+                            },
+                            config: SchedConfig {
+                                chunk,
+                                cache: CacheConfig {
+                                    anchors,
+                                    bytes: if anchors == 5 { 100 } else { u64::MAX },
+                                    pin_lease: Duration::from_millis(20),
+                                    ..CacheConfig::default()
+                                },
+                                turn_ends: vec![7],
+                                ..SchedConfig::default()
+                            },
+                            right,
+                            repeats,
+                        }
+                    },
+                )
+            },
+        )
 }
 
 pub fn beginning() -> impl Strategy<Value = Beginning> {
@@ -244,6 +255,10 @@ pub struct Simulation {
     pub there: BTreeMap<SeqId, Running>,
     pub done: Vec<Running>,
     pub step: usize,
+    /// Microseconds that a row takes.
+    pub row_time: u64,
+    /// How long the last step took.
+    pub elapsed: Duration,
 }
 
 impl Simulation {
@@ -251,6 +266,7 @@ impl Simulation {
         let options = FakeOptions {
             limits: world.limits.clone(),
             right: world.right,
+            repeats: world.repeats,
             ..FakeOptions::default()
         };
         Self {
@@ -259,6 +275,8 @@ impl Simulation {
             there: BTreeMap::new(),
             done: Vec::new(),
             step: 0,
+            row_time: 7,
+            elapsed: Duration::ZERO,
         }
     }
 
@@ -373,7 +391,8 @@ impl Simulation {
             Some(false) => {}
             None => {
                 // Time is a number like any other; this one makes depths vary.
-                let elapsed = Duration::from_micros(100 + 7 * step.rows() as u64);
+                let elapsed = Duration::from_micros(100 + self.row_time * step.rows() as u64);
+                self.elapsed = elapsed;
                 let events = self.scheduler.commit(self.now(), &step, output, elapsed);
                 for event in events.map_err(|error| TestCaseError::fail(error.to_string()))? {
                     match event {
@@ -403,6 +422,7 @@ pub fn roomy() -> World {
         limits: FakeOptions::default().limits,
         config: SchedConfig::default(),
         right: 0.7,
+        repeats: 0.0,
     }
 }
 
