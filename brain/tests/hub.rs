@@ -626,3 +626,25 @@ async fn the_program_fetches_a_model_and_serves_it_offline() {
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("write OWNER/NAME"));
 }
+
+#[tokio::test]
+async fn a_broken_drafter_is_never_done_without_silently() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    std::fs::create_dir_all(model.join("assistant")).unwrap();
+    for (name, bytes) in &demo().repositories[MODEL].files {
+        std::fs::write(model.join(name), bytes).unwrap();
+    }
+    let model = model.to_str().unwrap();
+    let ask = ["--prompt", "x", "--max-tokens", "1"];
+    let broken = brain(&[&["generate", "--model", model], &ask[..]].concat(), &[]).await;
+    assert_eq!(broken.status.code(), Some(3));
+    let error = String::from_utf8(broken.stderr).unwrap();
+    assert!(error.contains("assistant"), "{error}");
+    let without = [
+        &["generate", "--model", model, "--drafter", "none"],
+        &ask[..],
+    ]
+    .concat();
+    assert_eq!(brain(&without, &[]).await.status.code(), Some(0));
+}

@@ -157,7 +157,8 @@ pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError>
         DrafterChoice::None => None,
         DrafterChoice::Dir(dir) => Some(dir.clone()),
         DrafterChoice::Auto => {
-            Some(dir.join("assistant")).filter(|d| d.join("config.json").is_file())
+            // One that is there and broken is an error, not a model without a drafter.
+            Some(dir.join("assistant")).filter(|d| d.symlink_metadata().is_ok())
         }
     };
     if let Some(folder) = assistant {
