@@ -126,6 +126,34 @@ impl Args {
         self.state = self.step(state, atom, out);
     }
 
+    /// Takes the characters of ordinary tokens, one after the other; long texts in one piece.
+    pub fn push_text(&mut self, text: &str, out: &mut String) {
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            match &mut self.state {
+                // Only a quote token ends it.
+                State::Text { held } => {
+                    let settled = rest.trim_end_matches(may_close);
+                    let mut written = String::new();
+                    if settled.is_empty() {
+                        held.push_str(rest);
+                    } else {
+                        written = std::mem::replace(held, rest[settled.len()..].to_owned());
+                        written.push_str(settled);
+                    }
+                    self.write_escaped(&written, out);
+                    return;
+                }
+                State::TypedText(raw) => {
+                    raw.push_str(rest);
+                    return;
+                }
+                _ => self.push(Atom::Char(c), out),
+            }
+            rest = &rest[c.len_utf8()..];
+        }
+    }
+
     /// The call ends: completes the JSON.
     pub fn finish(&mut self, out: &mut String) {
         let state = std::mem::replace(&mut self.state, State::Closed);
@@ -225,7 +253,7 @@ impl Args {
             }
             (State::Text { held }, Atom::Char(c)) => {
                 let held = extend(held, c);
-                if c.is_whitespace() || matches!(c, '}' | ']' | ')') {
+                if may_close(c) {
                     return State::Text { held };
                 }
                 self.write_escaped(&held, out);
@@ -647,6 +675,11 @@ impl Frame {
             muted: false,
         }
     }
+}
+
+/// Whether a character at the end of a text may belong to what closes an unfinished one.
+fn may_close(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '}' | ']' | ')')
 }
 
 fn extend(mut text: String, c: char) -> String {

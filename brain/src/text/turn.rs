@@ -243,9 +243,7 @@ impl TurnParser {
             State::Head { .. } => self.head(text, out),
             State::Arguments(call) => {
                 let mut json = String::new();
-                for c in text.chars() {
-                    call.args.push(Atom::Char(c), &mut json);
-                }
+                call.args.push_text(text, &mut json);
                 if !call.announced {
                     call.raw.push_str(text);
                 }

@@ -46,17 +46,23 @@ pub(super) fn string(text: &str) -> String {
 
 /// Appends the characters of `text` as they stand inside a JSON string.
 pub(super) fn escape(text: &str, out: &mut String) {
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if (c as u32) < 0x20 => out.push_str(&format!("\\u{:04x}", c as u32)),
-            c => out.push(c),
+    let is_plain = |byte: u8| byte >= 0x20 && byte != b'"' && byte != b'\\';
+    let mut rest = text;
+    // What has to be escaped is ASCII, so it never is a part of another character.
+    while let Some(at) = rest.bytes().position(|byte| !is_plain(byte)) {
+        let (plain, special) = rest.split_at(at);
+        out.push_str(plain);
+        match special.as_bytes()[0] {
+            b'"' => out.push_str("\\\""),
+            b'\\' => out.push_str("\\\\"),
+            b'\n' => out.push_str("\\n"),
+            b'\r' => out.push_str("\\r"),
+            b'\t' => out.push_str("\\t"),
+            control => out.push_str(&format!("\\u{control:04x}")),
         }
+        rest = &special[1..];
     }
+    out.push_str(rest);
 }
 
 fn boolean(text: &str) -> Option<String> {
