@@ -236,4 +236,6 @@ fn tool_value(tool: &Tool) -> Result<Value, TemplateError> {
 }
 
 #[cfg(test)]
+mod reference_tests;
+#[cfg(test)]
 mod tests;
