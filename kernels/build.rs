@@ -2,7 +2,8 @@
 //!
 //! nvcc is found through `MARATHON_NVCC` (the program, or the folder that holds it), else on
 //! `PATH`. Without one the images are empty: the workspace builds anywhere, and the program says
-//! at start that it has no kernels.
+//! at start that it has no kernels. `MARATHON_CUDA_ARCHS` (like `90a,120a`) limits the targets while
+//! one works on a kernel; a program meant for others is built without it.
 #![allow(
     clippy::print_stdout,
     reason = "cargo reads a build script's standard output"
@@ -44,6 +45,7 @@ const FLAGS: &[&str] = &[
 
 fn main() -> io::Result<()> {
     println!("cargo::rerun-if-env-changed=MARATHON_NVCC");
+    println!("cargo::rerun-if-env-changed=MARATHON_CUDA_ARCHS");
     println!("cargo::rerun-if-changed=cuda");
     println!("cargo::rerun-if-changed=build.rs");
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or_else(|| missing("OUT_DIR"))?);
@@ -127,7 +129,7 @@ fn compile(nvcc: &Path, sources: &Path, unit: &str, out: &Path) -> io::Result<()
     }
     let mut command = Command::new(nvcc);
     command.args(FLAGS).arg("-I").arg(sources.join("include"));
-    for target in TARGETS {
+    for target in targets()? {
         command
             .arg("-gencode")
             .arg(format!("arch=compute_{target},code=sm_{target}"));
@@ -146,6 +148,28 @@ fn compile(nvcc: &Path, sources: &Path, unit: &str, out: &Path) -> io::Result<()
         source.display(),
         String::from_utf8_lossy(&run.stderr)
     )))
+}
+
+/// The targets that are compiled: all, or those that `MARATHON_CUDA_ARCHS` names.
+fn targets() -> io::Result<Vec<&'static str>> {
+    let Some(named) = env::var("MARATHON_CUDA_ARCHS")
+        .ok()
+        .filter(|n| !n.is_empty())
+    else {
+        return Ok(TARGETS.to_vec());
+    };
+    named
+        .split(',')
+        .map(|name| {
+            let known = TARGETS.iter().find(|t| **t == name.trim());
+            known.copied().ok_or_else(|| {
+                io::Error::other(format!(
+                    "MARATHON_CUDA_ARCHS names {name}, which is none of {}",
+                    TARGETS.join(", ")
+                ))
+            })
+        })
+        .collect()
 }
 
 /// Whether an image is newer than everything it is made from: five targets of all units take

@@ -1,233 +1,366 @@
 // y = x W^T for 1 to 64 rows of x: the weights stream past once, whatever the number of rows.
 //
 // Floor: n k bytes-per-weight / read bandwidth. x and y are thousandths of that. On an H200
-// (4.51 TB/s) the gate/up product of 31B, 43008 x 5376 bf16, takes 102.5 us; up to 16 rows the
-// tensor cores need under a tenth of that, at 64 rows a half, so they never set the time.
+// (4.51 TB/s) the gate/up product of 31B, 43008 x 5376 bf16, takes 102.5 us.
 //
-// A cluster of eight blocks owns 16 rows of W per warp; block s of it walks split s of K
-// (weights.cuh), so x need not be read once per tile: a block keeps its eighth of x in shared
-// memory for all its tiles. Every lane copies its own fragments ahead through a ring in shared
-// memory and is the only one to read them: the k loop has no barrier. The eight sums of an output
-// meet through distributed shared memory and are added in order of s. The rows of x ride along the
-// 8-wide side of the mma, so one row's bits cannot depend on another row or on how many there are.
-//
-// Compiled for all targets; not yet run.
+// A cluster of eight blocks owns tiles of 16 rows of W; block s of it walks split s of K
+// (weights.cuh), so a block needs an eighth of x and keeps it in shared memory for all its tiles.
+// Warps have roles, and nobody ever waits for a whole block:
+//   multipliers   each has its own tiles and its own ring in shared memory, which one lane fills by
+//                 bulk copies far ahead: some 64 KB of weights are under way in every block
+//   x's feeder    brings x, once, or in turns of two slots where an eighth of it is too large
+//   finishers     a tile's eight sums are sent to one block of the cluster (tiles take turns), whose
+//                 finisher adds them in order of s and stores the result
+// The weights do not depend on the kernel before: rings fill while it still runs. Blocks take less
+// than half of a multiprocessor at few rows, so the next product's blocks can fill theirs too.
+// The rows of x ride along the 8-wide side of the mma, so one row's bits cannot depend on another
+// row or on how many there are.
 #include "epilogue.cuh"
 #include "weights.cuh"
 
 namespace {
 
-constexpr int BLOCK_X = 512;  // bytes of x for 32 columns and 8 rows, in fragment order
+constexpr int INBOXES = 2;  // tiles whose sums may be under way to a block
 
-// Shared memory: rings of all warps, then x, then one partial sum per output.
-template <class W>
-struct Layout {
-    static constexpr int RING = W::DEPTH * W::SLOT;
-    static __device__ __forceinline__ uint32_t x(uint32_t warps) { return warps * RING; }
-    static __device__ __forceinline__ uint32_t partial(uint32_t warps, uint32_t chunk,
-                                                       uint32_t blocks) {
-        return x(warps) + chunk * 2 * blocks * BLOCK_X;
-    }
+// MB: rows of x in eights. T: tiles a warp has at a time, which share its reads of x.
+template <class Weights, int ROWS, int TILES, int MULTIPLIERS>
+struct Shape {
+    using W = Weights;
+    static constexpr int MB = ROWS, T = TILES, WARPS = MULTIPLIERS;
+    static constexpr int GRANULES = 2048 / GRANULE_CODES<W>;  // of a stage
+    static constexpr int SCALES_AT = GRANULES * GRANULE_CODES<W>;
+    static constexpr int TILE_BYTES = SCALES_AT + GRANULES * W::SCALES;
+    static constexpr int STAGE = T * TILE_BYTES;
+    static constexpr int SUMS = MB * 512;  // bytes of a tile's sums of one split
+    static constexpr int INBOX = SPLITS * SUMS;
+    static constexpr int UNROLL = MB == 1 ? GRANULES : MB == 8 ? 1 : 2;  // what registers allow
+    static constexpr int FINISHERS = MB <= 2 ? 1 : 2;
 };
 
-// Where a ring is read or written next.
-template <class W>
-struct Cursor {
-    uint32_t at, end;
-    __device__ __forceinline__ void advance() {
-        at += W::SLOT;
-        if (at == end) at -= W::DEPTH * W::SLOT;
+// Where a block's parts lie in shared memory, and its share of the work.
+template <class S>
+struct Work {
+    uint32_t rank, cluster, clusters;
+    uint32_t granules, first, mine;  // of K: all, and this block's
+    uint32_t tiles, units;           // of W; this cluster's, T tiles each
+    uint32_t depth, chunk, pitch;    // stages of a ring; granules of x in a slot; bytes of a row
+    bool resident;                   // x comes once and stays
+    uint32_t ring_full, x_full, x_empty, inbox_full, inbox_free;  // barriers
+    uint32_t ring, x, inbox;
+
+    __device__ __forceinline__ Work(const LinearArgs& a, uint32_t base) {
+        rank = cluster_rank();
+        cluster = blockIdx.x / SPLITS;
+        clusters = gridDim.x / SPLITS;
+        granules = (a.k + GRANULE - 1) / GRANULE;
+        first = split_first(rank, granules);
+        mine = split_first(rank + 1, granules) - first;
+        tiles = (a.n + TILE - 1) / TILE;
+        const uint32_t all = (tiles + S::T - 1) / S::T;
+        units = cluster < all ? (all - 1 - cluster) / clusters + 1 : 0;
+        depth = a.depth;
+        chunk = a.chunk;
+        pitch = chunk * GRANULE * 2 + 16;  // rows start in different banks
+        resident = chunk * SPLITS >= granules;
+        ring_full = base;
+        x_full = ring_full + S::WARPS * depth * 8;
+        x_empty = x_full + 16;
+        inbox_full = x_empty + 16;
+        inbox_free = inbox_full + INBOXES * 8;
+        inbox = base + 2048;
+        ring = inbox + INBOXES * S::INBOX;
+        x = ring + S::WARPS * depth * S::STAGE;
     }
+
+    // First tile of a unit of this cluster.
+    __device__ __forceinline__ uint32_t tile(uint32_t unit) const {
+        return (unit * clusters + cluster) * S::T;
+    }
+    __device__ __forceinline__ uint32_t rounds() const { return (units + S::WARPS - 1) / S::WARPS; }
 };
 
-// Copies this lane's share of W ahead, stage by stage, over all tiles of its warp.
-template <class W>
+// Fills a warp's ring, stage by stage, over all its units. Every lane keeps count, one copies.
+template <class S>
 struct Feeder {
-    const uint8_t* codes;   // of the next stage
-    const uint8_t* scales;
-    uint64_t jump;          // granules from the end of a tile's split to the start of the next one's
-    uint32_t left, stages;  // of the tile, of every tile
-    uint32_t tiles;         // to do, this one included
-    Cursor<W> slot;
+    using W = typename S::W;
+    static constexpr int T = S::T;
+    uint32_t unit, left, slot;  // granules of the unit to come
 
-    __device__ __forceinline__ void feed() {
-        if (tiles) {
-            copy_stage<W>(slot.at, codes, scales);
-            slot.advance();
-            codes += W::CODES;
-            scales += W::SCALES;
-            if (--left == 0) {
-                left = stages;
-                tiles--;
-                codes += jump * GRANULE_CODES<W>;
-                scales += jump * W::SCALES;
+    __device__ __forceinline__ void feed(const LinearArgs& a, const Work<S>& w, uint32_t warp) {
+        if (unit >= w.units || w.mine == 0) return;
+        const uint32_t count = min(static_cast<uint32_t>(S::GRANULES), left);
+        if (threadIdx.x % 32 == 0) {
+            const uint32_t tile = w.tile(unit);
+            const uint32_t here = T == 1 ? 1 : min(static_cast<uint32_t>(T), w.tiles - tile);
+            const uint32_t barrier = w.ring_full + (warp * w.depth + slot) * 8;
+            uint32_t to = w.ring + (warp * w.depth + slot) * S::STAGE;
+            uint64_t at = static_cast<uint64_t>(tile) * w.granules + w.first + w.mine - left;
+            barrier_expect(barrier, here * count * (GRANULE_CODES<W> + W::SCALES));
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                if (t >= here) break;
+                copy_bulk(to, reinterpret_cast<const uint8_t*>(a.weight) + at * GRANULE_CODES<W>,
+                          count * GRANULE_CODES<W>, barrier);
+                if (W::SCALES)
+                    copy_bulk(to + S::SCALES_AT,
+                              reinterpret_cast<const uint8_t*>(a.block_scale) + at * W::SCALES,
+                              count * W::SCALES, barrier);
+                to += S::TILE_BYTES;
+                at += w.granules;
             }
         }
-        copy_commit();
+        slot = slot + 1 == w.depth ? 0 : slot + 1;
+        left -= count;
+        if (left == 0) {
+            left = w.mine;
+            unit += S::WARPS;
+        }
     }
 };
 
-// x columns of granules [from, from + count) into B-fragment order: for 32 columns and 8 rows, a
-// lane's 16 bytes are (k 2t 2t+1, 2t+8 2t+9) of the even block, then of the odd one.
-__device__ __forceinline__ void stage_x(const LinearArgs& a, uint32_t to, uint32_t from,
-                                        uint32_t count, uint32_t blocks) {
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.x);
-    for (uint32_t item = threadIdx.x; item < count * 2 * blocks * 32; item += blockDim.x) {
-        uint32_t lane = item % 32, block = item / 32 % blocks, pair = item / 32 / blocks;
-        uint32_t row = block * 8 + lane / 4;
-        uint32_t column = from * GRANULE + pair * 32 + lane % 4 * 2;
-        uint32_t v[4];
+// One granule of T tiles by all rows of x.
+template <class S>
+__device__ __forceinline__ void granule_step(uint32_t codes, uint32_t scales, uint32_t x,
+                                             uint32_t pitch, float (&sum)[S::T][S::MB][4]) {
+    using W = typename S::W;
+    constexpr int T = S::T, MB = S::MB;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t k = column + i * 8;
-            v[i] = 0;
-            if (row < a.m && k < a.k)  // widths are even
-                v[i] = *reinterpret_cast<const uint32_t*>(x + static_cast<uint64_t>(row) * a.ldx + k);
+    for (int s = 0; s < STAGES<W>; s++) {
+        typename W::Raw raw[T];
+#pragma unroll
+        for (int t = 0; t < T; t++)
+            raw[t] = W::read(codes + t * S::TILE_BYTES + s * W::CODES, scales + t * S::TILE_BYTES);
+#pragma unroll
+        for (int pair = 0; pair < W::BLOCKS / 2; pair++) {
+            uint32_t even[T][4], odd[T][4];
+#pragma unroll
+            for (int t = 0; t < T; t++) {
+                if (pair == 0) {
+                    W::template fragment<0>(raw[t], even[t]);
+                    W::template fragment<1>(raw[t], odd[t]);
+                } else {
+                    W::template fragment<W::BLOCKS - 2>(raw[t], even[t]);
+                    W::template fragment<W::BLOCKS - 1>(raw[t], odd[t]);
+                }
+            }
+#pragma unroll
+            for (int b = 0; b < MB; b++) {
+                uint32_t v[4];
+                load_matrix4(v, x + b * 8 * pitch + (s * W::BLOCKS / 2 + pair) * 64);
+#pragma unroll
+                for (int t = 0; t < T; t++) {
+                    mma_bf16(sum[t][b], even[t], v[0], v[1]);
+                    mma_bf16(sum[t][b], odd[t], v[2], v[3]);
+                }
+            }
         }
-        store_shared16(to + item * 16, make_uint4(v[0], v[1], v[2], v[3]));
     }
 }
 
-template <class W, int MB, int BLOCK>
-__device__ __forceinline__ void step(const typename W::Raw& raw, uint32_t x,
-                                     float (&sum)[MB][4]) {
-    uint32_t even[4], odd[4];
-    W::template fragment<BLOCK>(raw, even);
-    W::template fragment<BLOCK + 1>(raw, odd);
+template <class S>
+__device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, uint32_t warp) {
+    using W = typename S::W;
+    constexpr int T = S::T, MB = S::MB;
+    const uint32_t lane = threadIdx.x % 32;
+    Feeder<S> feeder = {warp, w.mine, 0};
+    for (uint32_t i = 0; i < w.depth; i++) feeder.feed(a, w, warp);
+    cluster_wait();
+
+    const uint32_t x_lane = w.x + lane % 8 * w.pitch + lane / 8 * 16;
+    const uint32_t ring = w.ring + warp * w.depth * S::STAGE, full = w.ring_full + warp * w.depth * 8;
+    uint32_t slot = 0, parity = 0, chunks = 0;
+    for (uint32_t round = 0; round < w.rounds(); round++) {
+        const uint32_t unit = round * S::WARPS + warp;
+        const bool busy = unit < w.units;
+        if (!busy && w.resident) break;
+        float sum[T][MB][4] = {};
+        for (uint32_t from = 0; from < w.mine; from += w.chunk) {
+            const uint32_t x_slot = w.resident ? 0 : chunks % 2;
+            if (!w.resident || round == 0) barrier_wait(w.x_full + x_slot * 8, chunks / 2 % 2);
+            uint32_t x = x_lane + x_slot * MB * 8 * w.pitch;
+            const uint32_t count = busy ? min(w.chunk, w.mine - from) : 0;
+            for (uint32_t i = 0; i < count; i += S::GRANULES) {
+                barrier_wait(full + slot * 8, parity);
+                uint32_t codes = ring + slot * S::STAGE + lane * 16;
+                uint32_t scales = ring + slot * S::STAGE + S::SCALES_AT + lane / 4 * 8;
+                if (S::GRANULES == 1 || count - i >= S::GRANULES) {
+#pragma unroll S::UNROLL
+                    for (int g = 0; g < S::GRANULES; g++)
+                        granule_step<S>(codes + g * GRANULE_CODES<W>,
+                                                  scales + g * W::SCALES, x + g * 128, w.pitch,
+                                                  sum);
+                } else {
+                    for (uint32_t g = 0; g < count - i; g++)
+                        granule_step<S>(codes + g * GRANULE_CODES<W>,
+                                                  scales + g * W::SCALES, x + g * 128, w.pitch,
+                                                  sum);
+                }
+                x += S::GRANULES * 128;
+                __syncwarp();  // all have read the slot that is filled now
+                feeder.feed(a, w, warp);
+                if (++slot == w.depth) {
+                    slot = 0;
+                    parity ^= 1;
+                }
+            }
+            if (!w.resident) {
+                __syncwarp();
+                if (lane == 0) barrier_arrive(w.x_empty + x_slot * 8);
+                chunks++;
+            }
+        }
+        if (!busy) continue;
 #pragma unroll
-    for (int b = 0; b < MB; b++) {
-        uint4 v = load_shared16(x + (BLOCK / 2 * MB + b) * BLOCK_X);
-        mma_bf16(sum[b], even, v.x, v.y);
-        mma_bf16(sum[b], odd, v.z, v.w);
+        for (int t = 0; t < T; t++) {
+            if (T > 1 && w.tile(unit) + t >= w.tiles) break;
+            const uint32_t number = unit * T + t, owner = number % SPLITS, turn = number / SPLITS;
+            const uint32_t inbox = turn % INBOXES;
+            if (turn >= INBOXES)
+                barrier_wait_peers(w.inbox_free + (owner * INBOXES + inbox) * 8,
+                                   (turn / INBOXES - 1) % 2);
+            const uint32_t barrier = peer_address(w.inbox_full + inbox * 8, owner);
+            const uint32_t to = peer_address(
+                w.inbox + inbox * S::INBOX + w.rank * S::SUMS + lane * 16, owner);
+#pragma unroll
+            for (int b = 0; b < MB; b++) send16(to + b * 512, sum[t][b], barrier);
+        }
     }
 }
 
-// The sums of all eight blocks, in order.
-__device__ __forceinline__ float total(uint32_t at) {
-    float part[SPLITS];
-#pragma unroll
-    for (int s = 0; s < SPLITS; s++) part[s] = load_peer(at, s);
-    float sum = 0.0f;
-#pragma unroll
-    for (int s = 0; s < SPLITS; s++) sum += part[s];
-    return sum;
-}
-
-template <class W, int MB>
-__device__ __forceinline__ void product(const LinearArgs& a) {
-    extern __shared__ __align__(16) uint8_t shared[];
-    let_dependents_start();
-    const uint32_t base = shared_address(shared);
-    const uint32_t warps = blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t split = cluster_rank();
-    const uint32_t cluster = blockIdx.x / SPLITS, clusters = gridDim.x / SPLITS;
-    const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
-    const uint32_t first = split_first(split, granules);
-    const uint32_t mine = split_first(split + 1, granules) - first;
-    const uint32_t tiles = (a.n + TILE - 1) / TILE;
-    const uint32_t at_x = base + Layout<W>::x(warps);
-    const uint32_t at_partial = base + Layout<W>::partial(warps, a.chunk, MB);
-    const uint32_t height = warps * TILE, pitch = height + 4;
-
-    const uint32_t ring = base + warp * Layout<W>::RING + lane * 16;
-    const uint32_t top_tile = cluster * warps + warp, stride = clusters * warps;
-    const uint64_t start = static_cast<uint64_t>(top_tile) * granules + first;
-    Feeder<W> feeder;
-    feeder.codes = reinterpret_cast<const uint8_t*>(a.weight) + start * GRANULE_CODES<W> + lane * 16;
-    feeder.scales = reinterpret_cast<const uint8_t*>(a.block_scale) + start * W::SCALES + lane / 4 * 8;
-    feeder.jump = static_cast<uint64_t>(stride) * granules - mine;
-    feeder.left = feeder.stages = mine * STAGES<W>;
-    feeder.tiles = mine && top_tile < tiles ? (tiles - 1 - top_tile) / stride + 1 : 0;
-    feeder.slot = {ring, ring + Layout<W>::RING};
-    Cursor<W> slot = feeder.slot;
-#pragma unroll
-    for (int i = 0; i < W::DEPTH - 1; i++) feeder.feed();
-
+// Brings this block's columns of x, row by row.
+template <class S>
+__device__ __forceinline__ void feed_x(const LinearArgs& a, const Work<S>& w) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint16_t* rows = reinterpret_cast<const uint16_t*>(a.x);
     wait_for_inputs();
-    const bool whole = mine <= a.chunk;  // x stays for all tiles
-    if (whole) {
-        stage_x(a, at_x, first, mine, MB);
-        __syncthreads();
-    }
+    const uint32_t rounds = w.resident ? min(1u, w.units) : w.rounds();
+    uint32_t chunks = 0;
+    for (uint32_t round = 0; round < rounds; round++)
+        for (uint32_t from = 0; from < w.mine; from += w.chunk) {
+            const uint32_t slot = chunks % 2, barrier = w.x_full + slot * 8;
+            if (chunks >= 2) barrier_wait(w.x_empty + slot * 8, (chunks / 2 - 1) % 2);
+            const uint32_t count = min(w.chunk, w.mine - from) * GRANULE;
+            const uint32_t column = (w.first + from) * GRANULE;
+            const uint32_t columns = min(count, a.k - column);
+            const uint32_t to = w.x + slot * S::MB * 8 * w.pitch;
+            // Past k the weights are zero, and zero times anything but zero is not safe.
+            for (uint32_t i = lane; i < (count - columns) / 8 * a.m; i += 32)
+                store_shared16(to + i % a.m * w.pitch + columns * 2 + i / a.m * 16,
+                               make_uint4(0, 0, 0, 0));
+            __syncwarp();
+            if (lane == 0) barrier_expect(barrier, a.m * columns * 2);
+            __syncwarp();
+            for (uint32_t row = lane; row < a.m; row += 32)
+                copy_bulk(to + row * w.pitch, rows + static_cast<uint64_t>(row) * a.ldx + column,
+                          columns * 2, barrier);
+            chunks++;
+        }
+    cluster_wait();
+}
 
-    for (uint32_t group = cluster; group * warps < tiles; group += clusters) {
-        const uint32_t tile = group * warps + warp;
-        float sum[MB][4] = {};
-        for (uint32_t from = 0; from < mine; from += a.chunk) {
-            const uint32_t count = min(a.chunk, mine - from);
-            if (!whole) {
-                __syncthreads();
-                stage_x(a, at_x, first + from, count, MB);
-                __syncthreads();
-            }
-            if (tile >= tiles) continue;
-            uint32_t x = at_x + lane * 16;
-            for (uint32_t i = 0; i < count * STAGES<W>; i++) {
-                copy_wait<W::DEPTH - 2>();
-                const typename W::Raw raw = W::read(slot.at, slot.at + W::CODES);
-                slot.advance();
-                feeder.feed();  // into the slot read one turn ago
-                step<W, MB, 0>(raw, x, sum);
-                if (W::BLOCKS == 4) step<W, MB, W::BLOCKS - 2>(raw, x, sum);
-                x += W::BLOCKS / 2 * MB * BLOCK_X;
-            }
-        }
-
-        if (group != cluster) cluster_wait();  // all have read the last group's sums
+// Adds the sums of this block's tiles and stores the results.
+template <class S>
+__device__ __forceinline__ void finish_tiles(const LinearArgs& a, const Work<S>& w,
+                                             uint32_t finisher) {
+    constexpr int T = S::T;
+    const uint32_t lane = threadIdx.x % 32;
+    wait_for_inputs();
+    cluster_wait();
+    for (uint32_t turn = 0;; turn++) {
+        const uint32_t number = turn * SPLITS + w.rank;
+        if (number / T >= w.units) return;
+        const uint32_t tile = w.tile(number / T) + number % T;
+        if (tile >= w.tiles) return;
+        const uint32_t inbox = turn % INBOXES, barrier = w.inbox_full + inbox * 8;
+        if (finisher == 0 && lane == 0) barrier_expect(barrier, S::INBOX);
+        barrier_wait_peers(barrier, turn / INBOXES % 2);
+        constexpr int MINE = S::MB / S::FINISHERS;
+        float total[MINE][4] = {};
 #pragma unroll
-        for (int b = 0; b < MB; b++) {
-            uint32_t row = warp * TILE + lane / 4, m = b * 8 + lane % 4 * 2;
+        for (int b = 0; b < MINE; b++) {
+            const uint32_t from = w.inbox + inbox * S::INBOX + (b * S::FINISHERS + finisher) * 512;
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t at = at_partial + ((m + i % 2) * pitch + row + i / 2 * 8) * 4;
-                store_shared4(at, sum[b][i]);
+            for (int s = 0; s < SPLITS; s++) {
+                const uint4 part = load_shared16(from + s * S::SUMS + lane * 16);
+                total[b][0] += __uint_as_float(part.x);
+                total[b][1] += __uint_as_float(part.y);
+                total[b][2] += __uint_as_float(part.z);
+                total[b][3] += __uint_as_float(part.w);
             }
         }
-        cluster_arrive();
-        cluster_wait();
-        // Each block finishes an eighth.
-        const uint32_t top = group * height;
-        if (a.epilogue == EPILOGUE_GATED) {
-            for (uint32_t i = split * blockDim.x + threadIdx.x; i < height / 2 * a.m;
-                 i += SPLITS * blockDim.x) {
-                uint32_t m = i / (height / 2), j = i % (height / 2);
-                uint32_t row = j / 8 * 16 + j % 8;
-                if (top + row + 8 >= a.n) continue;
-                uint32_t at = at_partial + (m * pitch + row) * 4;
-                finish_gated(a, total(at), total(at + 32), m, top + row);
-            }
-        } else {
-            for (uint32_t i = split * blockDim.x + threadIdx.x; i < height * a.m;
-                 i += SPLITS * blockDim.x) {
-                uint32_t m = i / height, row = i % height;
-                if (top + row >= a.n) continue;
-                finish(a, total(at_partial + (m * pitch + row) * 4), m, top + row);
+        __syncwarp();
+        if (lane < SPLITS)
+            barrier_arrive_peer(
+                peer_address(w.inbox_free + (w.rank * INBOXES + inbox) * 8, lane));
+        const uint32_t row = tile * TILE + lane / 4;
+#pragma unroll
+        for (int b = 0; b < MINE; b++) {
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const uint32_t m = (b * S::FINISHERS + finisher) * 8 + lane % 4 * 2 + c;
+                if (m >= a.m) continue;
+                if (a.epilogue == EPILOGUE_GATED) {
+                    if (row + 8 < a.n) finish_gated(a, total[b][c], total[b][c + 2], m, row);
+                } else {
+                    if (row < a.n) finish(a, total[b][c], m, row);
+                    if (row + 8 < a.n) finish(a, total[b][c + 2], m, row + 8);
+                }
             }
         }
-        cluster_arrive();
     }
-    copy_wait<0>();
-    // No block leaves while another reads its sums. Clusters without a group never arrived.
-    if (cluster * warps < tiles) cluster_wait();
+}
+
+template <class S>
+__device__ __forceinline__ void product(const LinearArgs& a) {
+    constexpr uint32_t WARPS = S::WARPS;
+    extern __shared__ __align__(128) uint8_t shared[];
+    let_dependents_start();
+    const Work<S> w(a, shared_address(shared));
+    const uint32_t warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < WARPS * w.depth; i++) barrier_init(w.ring_full + i * 8, 1);
+        for (uint32_t i = 0; i < 2; i++) {
+            barrier_init(w.x_full + i * 8, 1);
+            barrier_init(w.x_empty + i * 8, WARPS);
+        }
+        for (uint32_t i = 0; i < INBOXES; i++) barrier_init(w.inbox_full + i * 8, 1);
+        for (uint32_t i = 0; i < SPLITS * INBOXES; i++)
+            barrier_init(w.inbox_free + i * 8, S::FINISHERS);
+        barriers_ready();
+    }
+    __syncthreads();
+    cluster_arrive();
+    if (warp < WARPS)
+        multiply<S>(a, w, warp);
+    else if (warp == WARPS)
+        feed_x<S>(a, w);
+    else
+        finish_tiles<S>(a, w, warp - WARPS - 1);
+    // No block leaves while another sends to it.
+    __syncwarp();
+    cluster_arrive();
+    cluster_wait();
 }
 
 }  // namespace
 
-#define LINEAR(name, form, blocks, at_least)                                     \
-    extern "C" __global__ void __cluster_dims__(SPLITS, 1, 1)                    \
-        __launch_bounds__(256, at_least) name(const __grid_constant__ LinearArgs a) { \
-        product<form, blocks>(a);                                                \
+// Warps, tiles of a warp and rows are mirrored in abi/linear.rs.
+#define LINEAR(name, form, blocks, tiles, warps, at_least)                                    \
+    extern "C" __global__ void __cluster_dims__(SPLITS, 1, 1)                                  \
+        __launch_bounds__((warps + 1 + (blocks <= 2 ? 1 : 2)) * 32, at_least)                  \
+            name(const __grid_constant__ LinearArgs a) {                                       \
+        product<Shape<form, blocks, tiles, warps>>(a);                                                \
     }
 
-LINEAR(linear_bf16_m8, WeightsBf16, 1, 3)
-LINEAR(linear_bf16_m16, WeightsBf16, 2, 3)
-LINEAR(linear_bf16_m32, WeightsBf16, 4, 2)
-LINEAR(linear_bf16_m64, WeightsBf16, 8, 2)
-LINEAR(linear_fp8_m8, WeightsFp8, 1, 3)
-LINEAR(linear_fp8_m16, WeightsFp8, 2, 3)
-LINEAR(linear_fp8_m32, WeightsFp8, 4, 2)
-LINEAR(linear_fp8_m64, WeightsFp8, 8, 2)
-LINEAR(linear_nvfp4_m8, WeightsNvfp4, 1, 3)
-LINEAR(linear_nvfp4_m16, WeightsNvfp4, 2, 3)
-LINEAR(linear_nvfp4_m32, WeightsNvfp4, 4, 2)
-LINEAR(linear_nvfp4_m64, WeightsNvfp4, 8, 2)
+LINEAR(linear_bf16_m8, WeightsBf16, 1, 1, 8, 2)
+LINEAR(linear_bf16_m16, WeightsBf16, 2, 1, 8, 2)
+LINEAR(linear_bf16_m32, WeightsBf16, 4, 2, 8, 1)
+LINEAR(linear_bf16_m64, WeightsBf16, 8, 2, 8, 1)
+LINEAR(linear_fp8_m8, WeightsFp8, 1, 1, 12, 2)
+LINEAR(linear_fp8_m16, WeightsFp8, 2, 1, 12, 2)
+LINEAR(linear_fp8_m32, WeightsFp8, 4, 2, 8, 1)
+LINEAR(linear_fp8_m64, WeightsFp8, 8, 2, 8, 1)
+LINEAR(linear_nvfp4_m8, WeightsNvfp4, 1, 1, 16, 2)
+LINEAR(linear_nvfp4_m16, WeightsNvfp4, 2, 1, 16, 2)
+LINEAR(linear_nvfp4_m32, WeightsNvfp4, 4, 2, 8, 1)
+LINEAR(linear_nvfp4_m64, WeightsNvfp4, 8, 2, 8, 1)

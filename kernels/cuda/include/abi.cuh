@@ -26,8 +26,8 @@ struct LinearArgs {
     uint32_t ldx, ldy, ldz;
     uint32_t epilogue;
     float softcap;
-    uint32_t chunk;  // small-M kernel: granules of x in shared memory at a time
-    uint32_t pad;
+    uint32_t chunk;  // small-M kernel: granules of x in a slot of shared memory
+    uint32_t depth;  // small-M kernel: stages of a warp's ring
 };
 static_assert(sizeof(LinearArgs) == 88, "mirrored in abi.rs");
 static_assert(offsetof(LinearArgs, m) == 48, "mirrored in abi.rs");

@@ -119,3 +119,84 @@ __device__ __forceinline__ void let_dependents_start() {
 __device__ __forceinline__ void wait_for_inputs() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
+
+// Barriers in shared memory (mbarrier) that count arrivals and bytes under way. A phase ends when
+// both are there; `parity` is the phase's number modulo two.
+__device__ __forceinline__ void barrier_init(uint32_t at, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+
+// What was initialised is seen by the whole cluster and by copies.
+__device__ __forceinline__ void barriers_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+// Arrives, and makes the phase wait for this many bytes more.
+__device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(at), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+// As barrier_wait, where blocks of the cluster arrive.
+__device__ __forceinline__ void barrier_wait_peers(uint32_t at, uint32_t parity) {
+    uint32_t done;
+    do {
+        asm volatile(
+            "{\n.reg .pred p;\n"
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n}"
+            : "=r"(done)
+            : "r"(at), "r"(parity)
+            : "memory");
+    } while (!done);
+}
+
+// One thread copies a piece of memory (16-byte aligned, a multiple of 16 bytes) to shared memory;
+// the barrier counts its bytes.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes,
+                                          uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
+        : "memory");
+}
+
+// The place in block `rank` of the cluster that is `at` in one's own.
+__device__ __forceinline__ uint32_t peer_address(uint32_t at, uint32_t rank) {
+    uint32_t there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+
+__device__ __forceinline__ void barrier_arrive_peer(uint32_t peer) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer)
+                 : "memory");
+}
+
+// Sends 16 bytes to a peer; its barrier counts them.
+__device__ __forceinline__ void send16(uint32_t peer, const float (&v)[4], uint32_t peer_barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::
+            "r"(peer),
+        "r"(__float_as_uint(v[0])), "r"(__float_as_uint(v[1])), "r"(__float_as_uint(v[2])),
+        "r"(__float_as_uint(v[3])), "r"(peer_barrier)
+        : "memory");
+}

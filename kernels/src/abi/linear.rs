@@ -36,11 +36,20 @@ impl WeightForm {
         (granules * codes, granules * scales)
     }
 
-    /// Bytes of a warp's ring in the small-M kernel.
-    const fn ring(self) -> usize {
+    /// Warps that multiply in a block of the small-M kernel built for `rows` rows.
+    const fn multipliers(self, rows: usize) -> usize {
         match self {
-            Self::Bf16 | Self::Fp8 => 4 * 1024,
-            Self::Nvfp4 => 5 * 1024,
+            Self::Fp8 if rows <= 16 => 12,
+            Self::Nvfp4 if rows <= 16 => 16,
+            _ => 8,
+        }
+    }
+
+    /// Bytes of a stage of the small-M kernel's rings, one tile of it.
+    const fn small_stage(self) -> usize {
+        match self {
+            Self::Bf16 | Self::Fp8 => 2048,
+            Self::Nvfp4 => 4 * (512 + 64),
         }
     }
 
@@ -110,10 +119,10 @@ pub struct LinearArgs {
     pub epilogue: u32,
     /// Logits: the cap, or 0.
     pub softcap: f32,
-    /// Small-M kernel: granules of x in shared memory at a time ([`SmallLinear::chunk`]).
+    /// Small-M kernel: granules of x in a slot of shared memory ([`SmallLinear::chunk`]).
     pub chunk: u32,
-    /// Zero.
-    pub pad: u32,
+    /// Small-M kernel: stages of a warp's ring ([`SmallLinear::depth`]).
+    pub depth: u32,
 }
 
 const _: () = assert!(size_of::<LinearArgs>() == 88 && offset_of!(LinearArgs, m) == 48);
@@ -155,13 +164,25 @@ pub struct SmallLinear {
     pub block: u32,
     /// Dynamic shared memory, bytes.
     pub shared: usize,
-    /// Granules of x in shared memory at a time.
+    /// Granules of x in a slot. Where a slot holds a block's whole share, there is one slot and x
+    /// stays in it; else there are two, and x passes again for every turn of tiles.
     pub chunk: u32,
+    /// Stages of a warp's ring.
+    pub depth: u32,
 }
+
+/// Shared memory for the barriers of a block.
+const BARRIERS: usize = 2048;
+/// Most stages of a ring whose barriers fit that.
+const MOST_STAGES: usize = 8;
+/// Bytes of weights that must be under way in a block for the full rate.
+const UNDER_WAY: usize = 60 << 10;
+/// What the system keeps of each block's share.
+const RESERVED: usize = 1024;
 
 impl SmallLinear {
     /// A launch for `m` (1 to 64) rows on a card with `sms` multiprocessors that lend a block
-    /// `shared_per_sm` bytes of shared memory all told.
+    /// `shared_per_sm` bytes of shared memory all told. `k` is a multiple of 8.
     pub fn plan(
         form: WeightForm,
         m: usize,
@@ -171,30 +192,39 @@ impl SmallLinear {
         shared_per_sm: usize,
     ) -> Self {
         let rows = m.next_power_of_two().clamp(8, 64);
-        let resident = if rows <= 16 { 3 } else { 2 };
-        let tiles = n.div_ceil(TILE);
-        let slots = (sms * resident / SPLITS).max(1);
-        // Fewer warps where eight would leave blocks without work.
-        let warps = [8usize, 4, 2, 1]
-            .into_iter()
-            .find(|w| tiles.div_ceil(*w) * 2 > slots)
-            .unwrap_or(1);
-        let groups = tiles.div_ceil(warps);
-        let turns = groups.div_ceil(slots);
-        let clusters = groups.div_ceil(turns).max(1);
-        let partial = rows * (warps * TILE + 4) * 4;
-        let fixed = warps * form.ring() + partial;
-        let per_granule = 2 * (rows / 8) * 512;
-        // The system keeps 1 KiB of each block's share.
-        let budget = (shared_per_sm / resident).saturating_sub(1024 + fixed);
-        let most = k.div_ceil(GRANULE).div_ceil(SPLITS).max(1);
-        let chunk = (budget / per_granule).clamp(1, most);
+        // Mirrors the instances in linear.cu.
+        let (tiles, finishers) = if rows <= 16 { (1, 1) } else { (2, 2) };
+        let warps = form.multipliers(rows);
+        let units = n.div_ceil(TILE).div_ceil(tiles);
+        let clusters = (sms / SPLITS).min(units).max(1);
+        let inboxes = 2 * SPLITS * rows * 64;
+        let stages = warps * tiles * form.small_stage();
+        let share = k.div_ceil(GRANULE).div_ceil(SPLITS).max(1);
+        let x = |chunk: usize, slots: usize| slots * rows * (chunk * GRANULE * 2 + 16);
+        let depth = |budget: usize, x: usize| {
+            let left = budget.saturating_sub(RESERVED + BARRIERS + inboxes + x);
+            (left / stages).min(MOST_STAGES)
+        };
+        // Half a multiprocessor, so that the next product's blocks start beside this one's; else
+        // a whole one; else x in turns.
+        let passing = if rows == 64 { 4 } else { 8 };
+        let choices = [
+            (shared_per_sm / 2, share, 1),
+            (shared_per_sm, share, 1),
+            (shared_per_sm, passing, 2),
+        ];
+        let fits = |&&(budget, chunk, slots): &&(usize, usize, usize)| {
+            depth(budget, x(chunk, slots)) * stages >= UNDER_WAY
+        };
+        let (budget, chunk, slots) = *choices.iter().find(fits).unwrap_or(&choices[2]);
+        let depth = depth(budget, x(chunk, slots)).max(1);
         Self {
             rows,
             grid: (clusters * SPLITS) as u32,
-            block: (warps * 32) as u32,
-            shared: fixed + chunk * per_granule,
+            block: ((warps + 1 + finishers) * 32) as u32,
+            shared: BARRIERS + inboxes + depth * stages + x(chunk, slots),
             chunk: chunk as u32,
+            depth: depth as u32,
         }
     }
 
@@ -253,19 +283,32 @@ mod tests {
                     assert!(p.shared <= 227 * 1024, "{p:?}");
                     let clusters = p.grid as usize / SPLITS;
                     let warps = p.block as usize / 32;
-                    // A cluster without a tile would wait for a barrier nobody reaches.
-                    assert!((clusters - 1) * warps < n.div_ceil(TILE), "{p:?}");
-                    assert!(p.chunk >= 1);
+                    // A chunk that is passed on holds whole stages of every form.
+                    let share = k.div_ceil(GRANULE).div_ceil(SPLITS);
+                    assert!(p.chunk as usize >= share || p.chunk % 4 == 0, "{p:?}");
+                    assert!(p.depth >= 2 && p.grid as usize % SPLITS == 0, "{p:?}");
+                    let barriers = p.block as usize / 32 * p.depth as usize + 22;
+                    assert!(barriers * 8 <= BARRIERS, "{p:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn three_blocks_share_a_multiprocessor_at_few_rows() {
-        let p = SmallLinear::plan(WeightForm::Bf16, 5, 43008, 5376, H200.0, H200.1);
-        assert!(3 * (p.shared + 1024) <= H200.1, "{p:?}");
-        assert_eq!((p.grid, p.block, p.chunk), (48 * 8, 256, 11));
+    fn blocks_of_two_products_share_a_multiprocessor_at_few_rows() {
+        for form in [WeightForm::Bf16, WeightForm::Fp8, WeightForm::Nvfp4] {
+            let p = SmallLinear::plan(form, 5, 43008, 5376, H200.0, H200.1);
+            assert!(2 * (p.shared + RESERVED) <= H200.1, "{p:?}");
+            assert_eq!((p.grid, p.chunk), (128, 11), "{p:?}");
+        }
+    }
+
+    #[test]
+    fn x_passes_in_turns_where_a_share_of_it_is_too_large() {
+        let p = SmallLinear::plan(WeightForm::Bf16, 64, 5376, 21504, H200.0, H200.1);
+        assert_eq!(p.chunk, 4, "{p:?}");
+        let p = SmallLinear::plan(WeightForm::Bf16, 16, 5376, 21504, H200.0, H200.1);
+        assert_eq!(p.chunk, 42, "{p:?}");
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    fn args(&self, chunk: u32) -> LinearArgs {
+    fn args(&self, chunk: u32, depth: u32) -> LinearArgs {
         LinearArgs {
             weight: self.matrix.weight,
             block_scale: self.matrix.block_scale,
@@ -47,7 +47,7 @@ impl Job {
             epilogue: self.epilogue as u32,
             softcap: self.softcap,
             chunk,
-            pad: 0,
+            depth,
         }
     }
 
@@ -59,7 +59,7 @@ impl Job {
             threads: plan.block,
             shared: plan.shared,
         };
-        let args = self.args(plan.chunk);
+        let args = self.args(plan.chunk, plan.depth);
         // SAFETY: the caller's buffers hold m rows of x and y and the packed matrix.
         unsafe { device.launch(&plan.kernel(self.form), grid, &args, dependent) }
     }
@@ -76,7 +76,7 @@ impl Job {
             device.launch(
                 &LargeLinear::kernel(self.form),
                 grid,
-                &self.args(0),
+                &self.args(0, 0),
                 dependent,
             )
         }
