@@ -98,6 +98,7 @@ fn find_nvcc() -> Option<PathBuf> {
 
 /// Units in parallel, as many at a time as cargo grants jobs.
 fn compile_all(nvcc: &Path, sources: &Path, out: &Path) -> io::Result<()> {
+    forget_other_targets(out)?;
     let jobs = env::var("NUM_JOBS")
         .ok()
         .and_then(|n| n.parse().ok())
@@ -170,6 +171,21 @@ fn targets() -> io::Result<Vec<&'static str>> {
             })
         })
         .collect()
+}
+
+/// Removes images that were compiled for other targets than are asked for now.
+fn forget_other_targets(out: &Path) -> io::Result<()> {
+    let (record, now) = (out.join("targets"), targets()?.join(","));
+    if fs::read_to_string(&record).is_ok_and(|before| before == now) {
+        return Ok(());
+    }
+    for unit in UNITS {
+        let image = image_path(out, unit);
+        if image.exists() {
+            fs::remove_file(image)?;
+        }
+    }
+    fs::write(record, now)
 }
 
 /// Whether an image is newer than everything it is made from: five targets of all units take

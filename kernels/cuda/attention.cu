@@ -6,18 +6,21 @@
 //
 // A block takes one split (splits.cuh) of one KV head and all query vectors that read it, up to
 // 16 Q of them: a row's heads of the group, and the rows of the sequence, so keys and values pass
-// once. It walks the split in tiles of 32 keys: scores by mma in one chain over the head's
-// elements, then maximum, weights and their sum in one fixed tree, then the weighted values in one
-// chain over the keys. The rescaling of what was summed so far happens at every tile, never by
-// vote. Keys that a row does not see weigh exactly zero and leave its sums as they are, so a row's
-// bits do not depend on the rows beside it. A second kernel merges a row's own splits in order.
+// once. It walks the split in tiles of 32 keys, which come through a ring of shared memory, keys and
+// values each by themselves, so that most of the ring is always under way. Scores: chunk i of 8
+// elements of a head's lower half and chunk i of its upper half are the sixteen columns of a matrix
+// instruction; warp p takes the chunks i = p, p + 8, ... in one chain (heads of 64 elements: four
+// warps, p + 4), and the warps' sums are added in order of p. Then maximum, weights and their sum in
+// one fixed tree, then the weighted values in one chain over the keys. What was summed so far is
+// rescaled at every tile, never by vote. Keys that a row does not see weigh exactly zero and leave
+// its sums as they are, so a row's bits do not depend on the rows beside it. A second kernel merges
+// a row's own splits in order.
 //
 // Pages: [page][kv head][keys, then values][slot][element], bf16; a page is a multiple of 32 slots.
-// In a values-only layer (one projection for both) a page holds values alone, half the bytes, and a
-// tile's keys are formed in shared memory: key = turn(norm weight x value), rounded once. The sines
+// In a values-only layer (one projection for both) a page holds values alone, half the bytes, and
+// keys are formed in registers: key = turn(norm weight x value), rounded once. An element and the
+// partner it is turned with are in one lane, and every warp has as many elements that turn. The sines
 // add 512 bytes a key, shared by all heads.
-//
-// Compiled for all targets; not yet run.
 #include "abi.cuh"
 #include "math.cuh"
 #include "ptx.cuh"
@@ -30,16 +33,17 @@ constexpr int THREADS = 256;
 template <int D, int Q, bool V>
 struct Layout {
     static constexpr int PITCH = D * 2;
-    static constexpr int TILE = TILE_KEYS * PITCH;
-    static constexpr int STAGES = !V && D == 512 ? 2 : 3;
-    static constexpr int STAGE = V ? TILE : 2 * TILE;
+    static constexpr int TILE = TILE_KEYS * PITCH;  // keys or values
+    // Mirrored in abi/attention.rs.
+    static constexpr int SLOTS = D == 512 ? (Q == 1 ? 6 : 5) : D == 256 ? (Q == 1 ? 5 : 8) : 6;
     static constexpr int VECTORS = 16 * Q;
-    static constexpr int SCORE_PITCH = TILE_KEYS + 4;   // floats
+    static constexpr int PARTS = D == 64 ? 4 : 8;     // warps that share a score
+    static constexpr int MINE = D / 16 / PARTS;       // pairs of chunks a warp has
+    static constexpr int SCORE_PITCH = TILE_KEYS + 4;        // floats
     static constexpr int WEIGHT_PITCH = TILE_KEYS * 2 + 16;  // bytes
-    static constexpr int RING = VECTORS * PITCH;
-    static constexpr int KEYS = RING + STAGES * STAGE;  // formed keys, values-only layers
-    static constexpr int SCORES = KEYS + (V ? TILE : 0);
-    static constexpr int WEIGHTS = SCORES + VECTORS * SCORE_PITCH * 4;
+    static constexpr int PART = VECTORS * SCORE_PITCH * 4;
+    static constexpr int SCORES = SLOTS * TILE;
+    static constexpr int WEIGHTS = SCORES + PARTS * PART;
     static constexpr int RESCALE = WEIGHTS + VECTORS * WEIGHT_PITCH;
     static constexpr int RANGES = RESCALE + VECTORS * 4;
     static constexpr int PAGES = RANGES + VECTORS * 8;
@@ -59,90 +63,153 @@ __device__ __forceinline__ uint32_t chunk_at(uint32_t row, uint32_t chunk) {
     return row * PITCH + (chunk ^ row % 8) * 16;
 }
 
+// The vector's row and its query head.
+__device__ __forceinline__ uint2 place(const Work& w, uint32_t vector) {
+    return make_uint2(w.row + vector / w.group, w.head * w.group + vector % w.group);
+}
+
+// Keys (`which` 0) or values of a tile to a slot; in values-only layers there is but one kind.
 template <int D, int Q, bool V>
-__device__ __forceinline__ void fetch_tile(const AttentionArgs& a, const Work& w, uint32_t position,
-                                           uint32_t page, uint32_t stage) {
+__device__ __forceinline__ void fetch_side(const AttentionArgs& a, const Work& w, uint32_t position,
+                                           uint32_t which, uint32_t page, uint32_t slot) {
     using L = Layout<D, Q, V>;
-    const uint64_t head = static_cast<uint64_t>(page) * a.kv_heads + w.head;
-    const uint16_t* keys =
-        reinterpret_cast<const uint16_t*>(a.kv) + (head * (V ? 1 : 2) * a.page + position % a.page) * D;
+    const uint64_t head = (static_cast<uint64_t>(page) * a.kv_heads + w.head) * (V ? 1 : 2) + which;
+    const uint16_t* from =
+        reinterpret_cast<const uint16_t*>(a.kv) + (head * a.page + position % a.page) * D;
     constexpr int CHUNKS = D / 8;
 #pragma unroll
-    for (int j = 0; j < static_cast<int>((V ? 1 : 2) * TILE_KEYS * CHUNKS / THREADS); j++) {
-        uint32_t i = j * THREADS + threadIdx.x;
-        uint32_t which = i / (TILE_KEYS * CHUNKS), key = i / CHUNKS % TILE_KEYS, chunk = i % CHUNKS;
+    for (int j = 0; j < static_cast<int>(TILE_KEYS * CHUNKS / THREADS); j++) {
+        const uint32_t i = j * THREADS + threadIdx.x, key = i / CHUNKS, chunk = i % CHUNKS;
         // Slots nobody sees may hold anything; as zeros they cannot make a NaN.
-        bool seen = position + key >= w.low && position + key < w.high;
-        const uint16_t* from = keys + (static_cast<uint64_t>(which) * a.page + key) * D + chunk * 8;
-        copy_async16(stage + which * L::TILE + chunk_at<L::PITCH>(key, chunk), from,
+        const bool seen = position + key >= w.low && position + key < w.high;
+        copy_async16(slot + chunk_at<L::PITCH>(key, chunk), from + key * D + chunk * 8,
                      seen ? 16 : 0);
     }
 }
 
-// The keys of a tile of values. A thread has eight elements of the lower half of a key and their
-// partners in the upper half.
+// What a warp keeps in registers for its part of the scores.
 template <int D, int Q, bool V>
-__device__ __forceinline__ void form_keys(const AttentionArgs& a, const Work& w, uint32_t position,
-                                          uint32_t values, uint32_t keys) {
+struct Part {
     using L = Layout<D, Q, V>;
-    constexpr uint32_t CHUNKS = D / 16;
-    const float* norm = reinterpret_cast<const float*>(a.k_norm);
-    for (uint32_t i = threadIdx.x; i < TILE_KEYS * CHUNKS; i += THREADS) {
-        const uint32_t key = i / CHUNKS, chunk = i % CHUNKS;
-        const uint32_t low_at = chunk_at<L::PITCH>(key, chunk);
-        const uint32_t high_at = chunk_at<L::PITCH>(key, chunk + CHUNKS);
-        uint4 low = load_shared16(values + low_at), high = load_shared16(values + high_at);
-        uint32_t* low_words = &low.x;
-        uint32_t* high_words = &high.x;
-        const bool seen = position + key >= w.low && position + key < w.high;
-        const float2* turns = reinterpret_cast<const float2*>(a.turns) +
-                              static_cast<uint64_t>(position + key) * a.pairs;
+    uint32_t q[Q][L::MINE][4];             // fragments of the query vectors
+    float norm[V ? L::MINE : 1][4];        // weights of the lower pair, of the upper pair
+    float4 turn[V ? 4 : 1];                // cosines and sines of the first chunk, per 8 keys
+};
+
+template <int D, int Q, bool V>
+__device__ __forceinline__ void load_part(const AttentionArgs& a, const Work& w,
+                                          Part<D, Q, V>& part) {
+    using L = Layout<D, Q, V>;
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint16_t* q = reinterpret_cast<const uint16_t*>(a.q);
 #pragma unroll
-        for (int word = 0; word < 4; word++) {
-            float l[2] = {low_bf16(low_words[word]), high_bf16(low_words[word])};
-            float h[2] = {low_bf16(high_words[word]), high_bf16(high_words[word])};
+    for (int b = 0; b < Q; b++)
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const uint32_t j = chunk * 8 + word * 2 + half;
-                const float x = l[half] * norm[j], y = h[half] * norm[j + D / 2];
-                l[half] = x;
-                h[half] = y;
-                if (seen && j < a.pairs) {
-                    const float2 t = turns[j];
-                    l[half] = x * t.x - y * t.y;
-                    h[half] = y * t.x + x * t.y;
-                }
+        for (int half = 0; half < 2; half++) {
+            const uint32_t v = w.first + b * 16 + half * 8 + lane / 4;
+            const bool there = v < w.vectors;
+            const uint2 at = place(w, there ? v : w.first);
+            const uint16_t* from = q + static_cast<uint64_t>(at.x) * a.ldq + at.y * D + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < L::MINE; i++) {
+                const uint32_t chunk = (warp + i * L::PARTS) * 8;
+                part.q[b][i][half] = there ? *reinterpret_cast<const uint32_t*>(from + chunk) : 0;
+                part.q[b][i][half + 2] =
+                    there ? *reinterpret_cast<const uint32_t*>(from + D / 2 + chunk) : 0;
             }
-            low_words[word] = pack_bf16(l[0], l[1]);
-            high_words[word] = pack_bf16(h[0], h[1]);
         }
-        store_shared16(keys + low_at, low);
-        store_shared16(keys + high_at, high);
+    if constexpr (V) {
+#pragma unroll
+        for (int i = 0; i < L::MINE; i++) {
+            const float* norm = reinterpret_cast<const float*>(a.k_norm) +
+                                (warp + i * L::PARTS) * 8 + lane % 4 * 2;
+            part.norm[i][0] = norm[0];
+            part.norm[i][1] = norm[1];
+            part.norm[i][2] = norm[D / 2];
+            part.norm[i][3] = norm[D / 2 + 1];
+        }
     }
 }
 
-// Scores of 16 vectors by 8 keys, for the blocks (q, n) that fall to this warp.
+// Cosines and sines for a lane's pair of elements and one key; 1 and 0 where nothing turns.
+__device__ __forceinline__ float4 turn_of(const AttentionArgs& a, const Work& w, uint32_t position,
+                                          uint32_t element) {
+    if (element >= a.pairs || position < w.low || position >= w.high)
+        return make_float4(1.0f, 0.0f, 1.0f, 0.0f);
+    return *reinterpret_cast<const float4*>(reinterpret_cast<const float2*>(a.turns) +
+                                            static_cast<uint64_t>(position) * a.pairs + element);
+}
+
 template <int D, int Q, bool V>
-__device__ __forceinline__ void scores(uint32_t base, uint32_t keys) {
+__device__ __forceinline__ void load_turns(const AttentionArgs& a, const Work& w, uint32_t position,
+                                           Part<D, Q, V>& part) {
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < (V ? 4 : 0); n++)
+        part.turn[V ? n : 0] = turn_of(a, w, position + n * 8 + lane / 4, warp * 8 + lane % 4 * 2);
+}
+
+// A key's pair of lower elements and their partners, from its values.
+__device__ __forceinline__ void form_key(uint32_t& low, uint32_t& high, const float (&norm)[4],
+                                         bool turns, float4 turn) {
+    float l[2] = {low_bf16(low) * norm[0], high_bf16(low) * norm[1]};
+    float h[2] = {low_bf16(high) * norm[2], high_bf16(high) * norm[3]};
+    if (turns) {
+        const float cosine[2] = {turn.x, turn.z}, sine[2] = {turn.y, turn.w};
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float x = l[i], y = h[i];
+            l[i] = x * cosine[i] - y * sine[i];
+            h[i] = y * cosine[i] + x * sine[i];
+        }
+    }
+    low = pack_bf16(l[0], l[1]);
+    high = pack_bf16(h[0], h[1]);
+}
+
+// This warp's part of the scores of all vectors by 32 keys.
+template <int D, int Q, bool V>
+__device__ __forceinline__ void scores(const AttentionArgs& a, const Work& w, uint32_t base,
+                                       uint32_t keys, uint32_t position,
+                                       const Part<D, Q, V>& part) {
     using L = Layout<D, Q, V>;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (uint32_t block = warp; block < 4 * Q; block += THREADS / 32) {
-        uint32_t q = block / 4, n = block % 4;
-        float s[4] = {};
-        uint32_t q_row = q * 16 + lane % 16, k_row = n * 8 + lane % 8;
-#pragma unroll 4
-        for (uint32_t d = 0; d < D / 32; d++) {
-            uint32_t even[4], odd[4], k[4];
-            load_matrix4(even, base + chunk_at<L::PITCH>(q_row, d * 4 + lane / 16));
-            load_matrix4(odd, base + chunk_at<L::PITCH>(q_row, d * 4 + 2 + lane / 16));
-            load_matrix4(k, keys + chunk_at<L::PITCH>(k_row, d * 4 + lane / 8));
-            mma_bf16(s, even, k[0], k[1]);
-            mma_bf16(s, odd, k[2], k[3]);
+#pragma unroll
+    for (int two = 0; two < 2; two++) {  // sixteen keys
+        float s[Q][2][4] = {};
+        const uint32_t row = two * 16 + lane / 16 * 8 + lane % 8;
+#pragma unroll
+        for (int i = 0; i < L::MINE; i++) {
+            const uint32_t chunk = warp + i * L::PARTS;
+            uint32_t k[4];
+            load_matrix4(k, keys + chunk_at<L::PITCH>(row, chunk + lane / 8 % 2 * (D / 16)));
+            if (V) {
+#pragma unroll
+                for (int n = 0; n < 2; n++) {
+                    const uint32_t element = chunk * 8 + lane % 4 * 2;
+                    const bool turns = chunk * 8 < a.pairs;
+                    float4 turn = part.turn[V ? two * 2 + n : 0];
+                    if (i > 0 && turns)
+                        turn = turn_of(a, w, position + (two * 2 + n) * 8 + lane / 4, element);
+                    form_key(k[2 * n], k[2 * n + 1], part.norm[V ? i : 0], turns, turn);
+                }
+            }
+#pragma unroll
+            for (int q = 0; q < Q; q++) {
+                mma_bf16(s[q][0], part.q[q][i], k[0], k[1]);
+                mma_bf16(s[q][1], part.q[q][i], k[2], k[3]);
+            }
         }
-        uint32_t at = base + L::SCORES +
-                      ((q * 16 + lane / 4) * L::SCORE_PITCH + n * 8 + lane % 4 * 2) * 4;
-        store_shared8(at, s[0], s[1]);
-        store_shared8(at + 8 * L::SCORE_PITCH * 4, s[2], s[3]);
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                const uint32_t at = base + L::SCORES + warp * L::PART +
+                                    ((q * 16 + lane / 4) * L::SCORE_PITCH + (two * 2 + n) * 8 +
+                                     lane % 4 * 2) * 4;
+                store_shared8(at, s[q][n][0], s[q][n][1]);
+                store_shared8(at + 8 * L::SCORE_PITCH * 4, s[q][n][2], s[q][n][3]);
+            }
     }
 }
 
@@ -157,9 +224,16 @@ __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_
     using L = Layout<D, Q, V>;
     const uint32_t part = threadIdx.x % 8;
     const uint2 range = *reinterpret_cast<const uint2*>(shared + L::RANGES + vector * 8);
-    const float4 scored = *reinterpret_cast<const float4*>(
-        shared + L::SCORES + (vector * L::SCORE_PITCH + part * 4) * 4);
-    float s[4] = {scored.x, scored.y, scored.z, scored.w};
+    float s[4] = {};
+#pragma unroll
+    for (int p = 0; p < L::PARTS; p++) {
+        const float4 some = *reinterpret_cast<const float4*>(
+            shared + L::SCORES + p * L::PART + (vector * L::SCORE_PITCH + part * 4) * 4);
+        s[0] += some.x;
+        s[1] += some.y;
+        s[2] += some.z;
+        s[3] += some.w;
+    }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t key = position + part * 4 + i;
@@ -239,11 +313,6 @@ __device__ __forceinline__ uint32_t first_key(const AttentionArgs& a, uint32_t e
     return a.window && end > a.window ? end - a.window : 0;
 }
 
-// The vector's row and its query head.
-__device__ __forceinline__ uint2 place(const Work& w, uint32_t vector) {
-    return make_uint2(w.row + vector / w.group, w.head * w.group + vector % w.group);
-}
-
 template <int D, int Q, bool V>
 __device__ __forceinline__ void attend(const AttentionArgs& a) {
     using L = Layout<D, Q, V>;
@@ -295,21 +364,21 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     }
     __syncthreads();
 
-    const uint16_t* q = reinterpret_cast<const uint16_t*>(a.q);
-    for (uint32_t i = threadIdx.x; i < L::VECTORS * (D / 8); i += THREADS) {
-        uint32_t v = i / (D / 8), chunk = i % (D / 8);
-        bool there = w.first + v < w.vectors;
-        uint2 at = place(w, there ? w.first + v : w.first);
-        copy_async16(base + chunk_at<L::PITCH>(v, chunk),
-                     q + static_cast<uint64_t>(at.x) * a.ldq + at.y * D + chunk * 8,
-                     there ? 16 : 0);
-    }
-#pragma unroll
-    for (int i = 0; i < L::STAGES - 1; i++) {
-        if (i < tiles)
-            fetch_tile<D, Q, V>(a, w, (first_tile + i) * TILE_KEYS, pages[i],
-                             base + L::RING + i * L::STAGE);
+    // Keys of a tile, then its values, then the next tile's; or values alone.
+    constexpr uint32_t SIDES = V ? 1 : 2, SLOTS = L::SLOTS;
+    const auto bring = [&](uint32_t side) {
+        const uint32_t t = side / SIDES;
+        if (t < tiles)
+            fetch_side<D, Q, V>(a, w, (first_tile + t) * TILE_KEYS, side % SIDES, pages[t],
+                                base + side % SLOTS * L::TILE);
         copy_commit();
+    };
+#pragma unroll 1
+    for (uint32_t i = 0; i < SLOTS - 1; i++) bring(i);
+    Part<D, Q, V> part;
+    if (warp < L::PARTS) {
+        load_part<D, Q, V>(a, w, part);
+        load_turns<D, Q, V>(a, w, first_tile * TILE_KEYS, part);
     }
 
     float out[Q][D / 64][4] = {};
@@ -320,28 +389,22 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
 
     for (uint32_t t = 0; t < tiles; t++) {
         const uint32_t position = (first_tile + t) * TILE_KEYS;
-        const uint32_t stage = base + L::RING + t % L::STAGES * L::STAGE;
-        copy_wait<L::STAGES - 2>();
+        copy_wait<SLOTS - 2>();
+        __syncthreads();  // keys are there; all have left the values before
+        bring(t * SIDES + SLOTS - 1);
+        const uint32_t values = base + (t * SIDES + SIDES - 1) % SLOTS * L::TILE;
+        if (warp < L::PARTS)
+            scores<D, Q, V>(a, w, base, base + t * SIDES % SLOTS * L::TILE, position, part);
         __syncthreads();
-        const uint32_t next = t + L::STAGES - 1;
-        if (next < tiles)
-            fetch_tile<D, Q, V>(a, w, (first_tile + next) * TILE_KEYS, pages[next],
-                             base + L::RING + next % L::STAGES * L::STAGE);
-        copy_commit();
-        const uint32_t keys = V ? base + L::KEYS : stage;
-        const uint32_t values = V ? stage : stage + L::TILE;
-        if (V) {
-            form_keys<D, Q, V>(a, w, position, values, keys);
-            __syncthreads();
-        }
-        scores<D, Q, V>(base, keys);
-        __syncthreads();
+        if (!V) bring(t * SIDES + SLOTS);
+        if (V && warp < L::PARTS) load_turns<D, Q, V>(a, w, position + TILE_KEYS, part);
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
             uint32_t vector = p * (THREADS / 8) + threadIdx.x / 8;
             if (vector < L::VECTORS) soften<D, Q, V>(shared, vector, position, state[p]);
         }
-        __syncthreads();
+        if (!V) copy_wait<SLOTS - 1>();
+        __syncthreads();  // weights and values are there
         mix<D, Q, V>(shared, base, values, out);
     }
     copy_wait<0>();
@@ -384,6 +447,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
 
 // Merges a row's splits in order: grid (rows, heads), a thread per two elements of the head.
 extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs a) {
+    constexpr uint32_t AT_ONCE = 512;
+    __shared__ float scales[AT_ONCE], sums[AT_ONCE], warp_most[8];
     let_dependents_start();
     wait_for_inputs();
     const uint32_t row = blockIdx.x, head = blockIdx.y, dim = blockDim.x * 2;
@@ -398,18 +463,32 @@ extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs
     const uint64_t slot = (static_cast<uint64_t>(row) * a.heads + head) * a.splits;
     const float2* weight = reinterpret_cast<const float2*>(a.weight) + slot;
     const float* partial = reinterpret_cast<const float*>(a.partial) + slot * dim + threadIdx.x * 2;
+    // A maximum is the same in any order.
     float most = MINUS_INFINITY;
-    for (uint32_t s = 0; s < count; s++) most = fmaxf(most, weight[s].x);
+    for (uint32_t s = threadIdx.x; s < count; s += blockDim.x) most = fmaxf(most, weight[s].x);
+#pragma unroll
+    for (int step = 16; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+    if (threadIdx.x % 32 == 0) warp_most[threadIdx.x / 32] = most;
+    __syncthreads();
+    for (uint32_t i = 0; i < blockDim.x / 32; i++) most = fmaxf(most, warp_most[i]);
     float sum = 0.0f, first = 0.0f, second = 0.0f;
-#pragma unroll 4
-    for (uint32_t s = 0; s < count; s++) {
-        const float2 part = weight[s];
-        const float2 value =
-            *reinterpret_cast<const float2*>(partial + static_cast<uint64_t>(s) * dim);
-        const float scale = exp_ours(part.x - most);
-        sum += part.y * scale;
-        first += value.x * scale;
-        second += value.y * scale;
+    for (uint32_t from = 0; from < count; from += AT_ONCE) {
+        const uint32_t here = min(AT_ONCE, count - from);
+        __syncthreads();
+        for (uint32_t s = threadIdx.x; s < here; s += blockDim.x) {
+            const float2 part = weight[from + s];
+            scales[s] = exp_ours(part.x - most);
+            sums[s] = part.y * scales[s];
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (uint32_t s = 0; s < here; s++) {
+            const float2 value =
+                *reinterpret_cast<const float2*>(partial + static_cast<uint64_t>(from + s) * dim);
+            sum += sums[s];
+            first += value.x * scales[s];
+            second += value.y * scales[s];
+        }
     }
     *reinterpret_cast<uint32_t*>(out) = pack_bf16(first / sum, second / sum);
 }

@@ -6,13 +6,13 @@
 // A cluster of eight blocks owns tiles of 16 rows of W; block s of it walks split s of K
 // (weights.cuh), so a block needs an eighth of x and keeps it in shared memory for all its tiles.
 // Warps have roles, and nobody ever waits for a whole block:
-//   multipliers   each has its own tiles and its own ring in shared memory, which one lane fills by
-//                 bulk copies far ahead: some 64 KB of weights are under way in every block
+//   multipliers   each has its own tiles and its own ring in shared memory. A lane copies ahead what
+//                 it reads itself, so some 64 KB of weights are under way in every multiprocessor
 //   x's feeder    brings x, once, or in turns of two slots where an eighth of it is too large
 //   finishers     a tile's eight sums are sent to one block of the cluster (tiles take turns), whose
 //                 finisher adds them in order of s and stores the result
-// The weights do not depend on the kernel before: rings fill while it still runs. Blocks take less
-// than half of a multiprocessor at few rows, so the next product's blocks can fill theirs too.
+// The weights do not depend on the kernel before: rings fill while it still runs. At few rows two
+// products' blocks fit a multiprocessor side by side, so the next one's rings fill too.
 // The rows of x ride along the 8-wide side of the mma, so one row's bits cannot depend on another
 // row or on how many there are.
 #include "epilogue.cuh"
@@ -22,19 +22,21 @@ namespace {
 
 constexpr int INBOXES = 2;  // tiles whose sums may be under way to a block
 
-// MB: rows of x in eights. T: tiles a warp has at a time, which share its reads of x.
-template <class Weights, int ROWS, int TILES, int MULTIPLIERS>
+// MB: rows of x in eights. T: tiles a warp has at a time, which share its reads of x. DEPTH: stages
+// of a ring.
+template <class Weights, int ROWS, int TILES, int MULTIPLIERS, int STAGES_AHEAD>
 struct Shape {
     using W = Weights;
-    static constexpr int MB = ROWS, T = TILES, WARPS = MULTIPLIERS;
+    static constexpr int MB = ROWS, T = TILES, WARPS = MULTIPLIERS, DEPTH = STAGES_AHEAD;
     static constexpr int GRANULES = 2048 / GRANULE_CODES<W>;  // of a stage
     static constexpr int SCALES_AT = GRANULES * GRANULE_CODES<W>;
     static constexpr int TILE_BYTES = SCALES_AT + GRANULES * W::SCALES;
     static constexpr int STAGE = T * TILE_BYTES;
     static constexpr int SUMS = MB * 512;  // bytes of a tile's sums of one split
     static constexpr int INBOX = SPLITS * SUMS;
-    static constexpr int UNROLL = MB == 1 ? GRANULES : MB == 8 ? 1 : 2;  // what registers allow
     static constexpr int FINISHERS = MB <= 2 ? 1 : 2;
+    // One warp sends all that goes to the same inbox of the same block: its turns are in order.
+    static_assert(SPLITS * INBOXES % (T * WARPS) == 0, "an inbox has one sender in a block");
 };
 
 // Where a block's parts lie in shared memory, and its share of the work.
@@ -43,9 +45,9 @@ struct Work {
     uint32_t rank, cluster, clusters;
     uint32_t granules, first, mine;  // of K: all, and this block's
     uint32_t tiles, units;           // of W; this cluster's, T tiles each
-    uint32_t depth, chunk, pitch;    // stages of a ring; granules of x in a slot; bytes of a row
+    uint32_t chunk, pitch;           // granules of x in a slot; bytes of a row
     bool resident;                   // x comes once and stays
-    uint32_t ring_full, x_full, x_empty, inbox_full, inbox_free;  // barriers
+    uint32_t x_full, x_empty, inbox_full, inbox_free;  // barriers
     uint32_t ring, x, inbox;
 
     __device__ __forceinline__ Work(const LinearArgs& a, uint32_t base) {
@@ -58,18 +60,16 @@ struct Work {
         tiles = (a.n + TILE - 1) / TILE;
         const uint32_t all = (tiles + S::T - 1) / S::T;
         units = cluster < all ? (all - 1 - cluster) / clusters + 1 : 0;
-        depth = a.depth;
         chunk = a.chunk;
         pitch = chunk * GRANULE * 2 + 16;  // rows start in different banks
         resident = chunk * SPLITS >= granules;
-        ring_full = base;
-        x_full = ring_full + S::WARPS * depth * 8;
+        x_full = base;
         x_empty = x_full + 16;
         inbox_full = x_empty + 16;
         inbox_free = inbox_full + INBOXES * 8;
-        inbox = base + 2048;
+        inbox = base + 256;
         ring = inbox + INBOXES * S::INBOX;
-        x = ring + S::WARPS * depth * S::STAGE;
+        x = ring + S::WARPS * S::DEPTH * S::STAGE;
     }
 
     // First tile of a unit of this cluster.
@@ -79,74 +79,83 @@ struct Work {
     __device__ __forceinline__ uint32_t rounds() const { return (units + S::WARPS - 1) / S::WARPS; }
 };
 
-// Fills a warp's ring, stage by stage, over all its units. Every lane keeps count, one copies.
+// Fills a warp's ring, stage by stage, over all its units.
 template <class S>
 struct Feeder {
     using W = typename S::W;
-    static constexpr int T = S::T;
     uint32_t unit, left, slot;  // granules of the unit to come
 
     __device__ __forceinline__ void feed(const LinearArgs& a, const Work<S>& w, uint32_t warp) {
-        if (unit >= w.units || w.mine == 0) return;
-        const uint32_t count = min(static_cast<uint32_t>(S::GRANULES), left);
-        if (threadIdx.x % 32 == 0) {
+        if (unit < w.units && w.mine) {
+            const uint32_t lane = threadIdx.x % 32;
+            const uint32_t count = min(static_cast<uint32_t>(S::GRANULES), left);
             const uint32_t tile = w.tile(unit);
-            const uint32_t here = T == 1 ? 1 : min(static_cast<uint32_t>(T), w.tiles - tile);
-            const uint32_t barrier = w.ring_full + (warp * w.depth + slot) * 8;
-            uint32_t to = w.ring + (warp * w.depth + slot) * S::STAGE;
+            uint32_t to = w.ring + (warp * S::DEPTH + slot) * S::STAGE + lane * 16;
             uint64_t at = static_cast<uint64_t>(tile) * w.granules + w.first + w.mine - left;
-            barrier_expect(barrier, here * count * (GRANULE_CODES<W> + W::SCALES));
 #pragma unroll
-            for (int t = 0; t < T; t++) {
-                if (t >= here) break;
-                copy_bulk(to, reinterpret_cast<const uint8_t*>(a.weight) + at * GRANULE_CODES<W>,
-                          count * GRANULE_CODES<W>, barrier);
-                if (W::SCALES)
-                    copy_bulk(to + S::SCALES_AT,
-                              reinterpret_cast<const uint8_t*>(a.block_scale) + at * W::SCALES,
-                              count * W::SCALES, barrier);
+            for (int t = 0; t < S::T; t++) {
+                if (S::T > 1 && tile + t >= w.tiles) break;
+                const uint8_t* codes =
+                    reinterpret_cast<const uint8_t*>(a.weight) + at * GRANULE_CODES<W> + lane * 16;
+#pragma unroll
+                for (int i = 0; i < 2048; i += 512)
+                    if (i < count * GRANULE_CODES<W>) copy_async16(to + i, codes + i);
+                if (W::SCALES && lane * 16 < count * W::SCALES)
+                    copy_async16(to + S::SCALES_AT, reinterpret_cast<const uint8_t*>(a.block_scale) +
+                                                        at * W::SCALES + lane * 16);
                 to += S::TILE_BYTES;
                 at += w.granules;
             }
+            slot = slot + 1 == S::DEPTH ? 0 : slot + 1;
+            left -= count;
+            if (left == 0) {
+                left = w.mine;
+                unit += S::WARPS;
+            }
         }
-        slot = slot + 1 == w.depth ? 0 : slot + 1;
-        left -= count;
-        if (left == 0) {
-            left = w.mine;
-            unit += S::WARPS;
-        }
+        copy_commit();
     }
 };
 
-// One granule of T tiles by all rows of x.
-template <class S>
-__device__ __forceinline__ void granule_step(uint32_t codes, uint32_t scales, uint32_t x,
-                                             uint32_t pitch, float (&sum)[S::T][S::MB][4]) {
+// COUNT or fewer granules of T tiles by all rows of x. The slot is free, and filled again, as soon
+// as its bytes are in registers.
+template <class S, int COUNT>
+__device__ __forceinline__ void stage_step(const LinearArgs& a, const Work<S>& w, uint32_t warp,
+                                           Feeder<S>& feeder, uint32_t stage, uint32_t x,
+                                           float (&sum)[S::T][S::MB][4], uint32_t count) {
     using W = typename S::W;
     constexpr int T = S::T, MB = S::MB;
+    const uint32_t lane = threadIdx.x % 32;
+    typename W::Raw raw[COUNT * STAGES<W>][T];
 #pragma unroll
-    for (int s = 0; s < STAGES<W>; s++) {
-        typename W::Raw raw[T];
+    for (int i = 0; i < COUNT * STAGES<W>; i++)
 #pragma unroll
         for (int t = 0; t < T; t++)
-            raw[t] = W::read(codes + t * S::TILE_BYTES + s * W::CODES, scales + t * S::TILE_BYTES);
+            raw[i][t] = W::read(stage + t * S::TILE_BYTES + i * W::CODES + lane * 16,
+                                stage + t * S::TILE_BYTES + S::SCALES_AT + i * W::SCALES +
+                                    lane / 4 * 8);
+    if (W::SCALES) __syncwarp();  // lanes read scales that others copied
+    feeder.feed(a, w, warp);
+#pragma unroll
+    for (int i = 0; i < COUNT * STAGES<W>; i++) {
+        if (COUNT > 1 && i >= count) break;
 #pragma unroll
         for (int pair = 0; pair < W::BLOCKS / 2; pair++) {
             uint32_t even[T][4], odd[T][4];
 #pragma unroll
             for (int t = 0; t < T; t++) {
                 if (pair == 0) {
-                    W::template fragment<0>(raw[t], even[t]);
-                    W::template fragment<1>(raw[t], odd[t]);
+                    W::template fragment<0>(raw[i][t], even[t]);
+                    W::template fragment<1>(raw[i][t], odd[t]);
                 } else {
-                    W::template fragment<W::BLOCKS - 2>(raw[t], even[t]);
-                    W::template fragment<W::BLOCKS - 1>(raw[t], odd[t]);
+                    W::template fragment<W::BLOCKS - 2>(raw[i][t], even[t]);
+                    W::template fragment<W::BLOCKS - 1>(raw[i][t], odd[t]);
                 }
             }
 #pragma unroll
             for (int b = 0; b < MB; b++) {
                 uint32_t v[4];
-                load_matrix4(v, x + b * 8 * pitch + (s * W::BLOCKS / 2 + pair) * 64);
+                load_matrix4(v, x + b * 8 * w.pitch + (i * W::BLOCKS / 2 + pair) * 64);
 #pragma unroll
                 for (int t = 0; t < T; t++) {
                     mma_bf16(sum[t][b], even[t], v[0], v[1]);
@@ -163,12 +172,13 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, 
     constexpr int T = S::T, MB = S::MB;
     const uint32_t lane = threadIdx.x % 32;
     Feeder<S> feeder = {warp, w.mine, 0};
-    for (uint32_t i = 0; i < w.depth; i++) feeder.feed(a, w, warp);
+#pragma unroll 1
+    for (int i = 0; i < S::DEPTH; i++) feeder.feed(a, w, warp);
     cluster_wait();
 
     const uint32_t x_lane = w.x + lane % 8 * w.pitch + lane / 8 * 16;
-    const uint32_t ring = w.ring + warp * w.depth * S::STAGE, full = w.ring_full + warp * w.depth * 8;
-    uint32_t slot = 0, parity = 0, chunks = 0;
+    const uint32_t ring = w.ring + warp * S::DEPTH * S::STAGE;
+    uint32_t slot = 0, chunks = 0;
     for (uint32_t round = 0; round < w.rounds(); round++) {
         const uint32_t unit = round * S::WARPS + warp;
         const bool busy = unit < w.units;
@@ -180,28 +190,12 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, 
             uint32_t x = x_lane + x_slot * MB * 8 * w.pitch;
             const uint32_t count = busy ? min(w.chunk, w.mine - from) : 0;
             for (uint32_t i = 0; i < count; i += S::GRANULES) {
-                barrier_wait(full + slot * 8, parity);
-                uint32_t codes = ring + slot * S::STAGE + lane * 16;
-                uint32_t scales = ring + slot * S::STAGE + S::SCALES_AT + lane / 4 * 8;
-                if (S::GRANULES == 1 || count - i >= S::GRANULES) {
-#pragma unroll S::UNROLL
-                    for (int g = 0; g < S::GRANULES; g++)
-                        granule_step<S>(codes + g * GRANULE_CODES<W>,
-                                                  scales + g * W::SCALES, x + g * 128, w.pitch,
-                                                  sum);
-                } else {
-                    for (uint32_t g = 0; g < count - i; g++)
-                        granule_step<S>(codes + g * GRANULE_CODES<W>,
-                                                  scales + g * W::SCALES, x + g * 128, w.pitch,
-                                                  sum);
-                }
+                copy_wait<S::DEPTH - 1>();
+                if (W::SCALES) __syncwarp();
+                stage_step<S, S::GRANULES>(a, w, warp, feeder, ring + slot * S::STAGE, x, sum,
+                                           count - i);
                 x += S::GRANULES * 128;
-                __syncwarp();  // all have read the slot that is filled now
-                feeder.feed(a, w, warp);
-                if (++slot == w.depth) {
-                    slot = 0;
-                    parity ^= 1;
-                }
+                slot = slot + 1 == S::DEPTH ? 0 : slot + 1;
             }
             if (!w.resident) {
                 __syncwarp();
@@ -239,22 +233,22 @@ __device__ __forceinline__ void feed_x(const LinearArgs& a, const Work<S>& w) {
         for (uint32_t from = 0; from < w.mine; from += w.chunk) {
             const uint32_t slot = chunks % 2, barrier = w.x_full + slot * 8;
             if (chunks >= 2) barrier_wait(w.x_empty + slot * 8, (chunks / 2 - 1) % 2);
-            const uint32_t count = min(w.chunk, w.mine - from) * GRANULE;
+            const uint32_t pieces = min(w.chunk, w.mine - from) * GRANULE / 8;
             const uint32_t column = (w.first + from) * GRANULE;
-            const uint32_t columns = min(count, a.k - column);
             const uint32_t to = w.x + slot * S::MB * 8 * w.pitch;
-            // Past k the weights are zero, and zero times anything but zero is not safe.
-            for (uint32_t i = lane; i < (count - columns) / 8 * a.m; i += 32)
-                store_shared16(to + i % a.m * w.pitch + columns * 2 + i / a.m * 16,
-                               make_uint4(0, 0, 0, 0));
-            __syncwarp();
-            if (lane == 0) barrier_expect(barrier, a.m * columns * 2);
-            __syncwarp();
-            for (uint32_t row = lane; row < a.m; row += 32)
-                copy_bulk(to + row * w.pitch, rows + static_cast<uint64_t>(row) * a.ldx + column,
-                          columns * 2, barrier);
+            for (uint32_t row = 0; row < a.m; row++) {
+                const uint16_t* x = rows + static_cast<uint64_t>(row) * a.ldx;
+                for (uint32_t i = lane; i < pieces; i += 32) {
+                    // Past k the weights are zero, and only zero times zero is safely zero.
+                    const uint32_t k = column + i * 8;
+                    copy_async16(to + row * w.pitch + i * 16, x + (k < a.k ? k : 0),
+                                 k < a.k ? 16 : 0);
+                }
+            }
+            barrier_arrive_copied(barrier);
             chunks++;
         }
+    copy_wait<0>();
     cluster_wait();
 }
 
@@ -271,6 +265,8 @@ __device__ __forceinline__ void finish_tiles(const LinearArgs& a, const Work<S>&
         if (number / T >= w.units) return;
         const uint32_t tile = w.tile(number / T) + number % T;
         if (tile >= w.tiles) return;
+        const uint32_t row = tile * TILE + lane / 4;
+        const float scale = row_scale(a, row), scale_below = row_scale(a, row + 8);
         const uint32_t inbox = turn % INBOXES, barrier = w.inbox_full + inbox * 8;
         if (finisher == 0 && lane == 0) barrier_expect(barrier, S::INBOX);
         barrier_wait_peers(barrier, turn / INBOXES % 2);
@@ -292,21 +288,10 @@ __device__ __forceinline__ void finish_tiles(const LinearArgs& a, const Work<S>&
         if (lane < SPLITS)
             barrier_arrive_peer(
                 peer_address(w.inbox_free + (w.rank * INBOXES + inbox) * 8, lane));
-        const uint32_t row = tile * TILE + lane / 4;
 #pragma unroll
-        for (int b = 0; b < MINE; b++) {
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                const uint32_t m = (b * S::FINISHERS + finisher) * 8 + lane % 4 * 2 + c;
-                if (m >= a.m) continue;
-                if (a.epilogue == EPILOGUE_GATED) {
-                    if (row + 8 < a.n) finish_gated(a, total[b][c], total[b][c + 2], m, row);
-                } else {
-                    if (row < a.n) finish(a, total[b][c], m, row);
-                    if (row + 8 < a.n) finish(a, total[b][c + 2], m, row + 8);
-                }
-            }
-        }
+        for (int b = 0; b < MINE; b++)
+            finish_four(a, total[b], scale, scale_below,
+                        (b * S::FINISHERS + finisher) * 8 + lane % 4 * 2, row);
     }
 }
 
@@ -318,9 +303,8 @@ __device__ __forceinline__ void product(const LinearArgs& a) {
     const Work<S> w(a, shared_address(shared));
     const uint32_t warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
-        for (uint32_t i = 0; i < WARPS * w.depth; i++) barrier_init(w.ring_full + i * 8, 1);
         for (uint32_t i = 0; i < 2; i++) {
-            barrier_init(w.x_full + i * 8, 1);
+            barrier_init(w.x_full + i * 8, 32);
             barrier_init(w.x_empty + i * 8, WARPS);
         }
         for (uint32_t i = 0; i < INBOXES; i++) barrier_init(w.inbox_full + i * 8, 1);
@@ -344,23 +328,23 @@ __device__ __forceinline__ void product(const LinearArgs& a) {
 
 }  // namespace
 
-// Warps, tiles of a warp and rows are mirrored in abi/linear.rs.
-#define LINEAR(name, form, blocks, tiles, warps, at_least)                                    \
+// Rows of x, tiles of a warp, multipliers and stages are mirrored in abi/linear.rs.
+#define LINEAR(name, form, blocks, tiles, warps, depth, at_least)                              \
     extern "C" __global__ void __cluster_dims__(SPLITS, 1, 1)                                  \
         __launch_bounds__((warps + 1 + (blocks <= 2 ? 1 : 2)) * 32, at_least)                  \
             name(const __grid_constant__ LinearArgs a) {                                       \
-        product<Shape<form, blocks, tiles, warps>>(a);                                                \
+        product<Shape<form, blocks, tiles, warps, depth>>(a);                                  \
     }
 
-LINEAR(linear_bf16_m8, WeightsBf16, 1, 1, 8, 2)
-LINEAR(linear_bf16_m16, WeightsBf16, 2, 1, 8, 2)
-LINEAR(linear_bf16_m32, WeightsBf16, 4, 2, 8, 1)
-LINEAR(linear_bf16_m64, WeightsBf16, 8, 2, 8, 1)
-LINEAR(linear_fp8_m8, WeightsFp8, 1, 1, 12, 2)
-LINEAR(linear_fp8_m16, WeightsFp8, 2, 1, 12, 2)
-LINEAR(linear_fp8_m32, WeightsFp8, 4, 2, 8, 1)
-LINEAR(linear_fp8_m64, WeightsFp8, 8, 2, 8, 1)
-LINEAR(linear_nvfp4_m8, WeightsNvfp4, 1, 1, 16, 2)
-LINEAR(linear_nvfp4_m16, WeightsNvfp4, 2, 1, 16, 2)
-LINEAR(linear_nvfp4_m32, WeightsNvfp4, 4, 2, 8, 1)
-LINEAR(linear_nvfp4_m64, WeightsNvfp4, 8, 2, 8, 1)
+LINEAR(linear_bf16_m8, WeightsBf16, 1, 1, 8, 5, 2)
+LINEAR(linear_bf16_m16, WeightsBf16, 2, 1, 8, 4, 2)
+LINEAR(linear_bf16_m32, WeightsBf16, 4, 2, 8, 3, 1)
+LINEAR(linear_bf16_m64, WeightsBf16, 8, 1, 8, 3, 1)
+LINEAR(linear_fp8_m8, WeightsFp8, 1, 1, 8, 5, 2)
+LINEAR(linear_fp8_m16, WeightsFp8, 2, 1, 8, 4, 2)
+LINEAR(linear_fp8_m32, WeightsFp8, 4, 2, 8, 3, 1)
+LINEAR(linear_fp8_m64, WeightsFp8, 8, 1, 8, 3, 1)
+LINEAR(linear_nvfp4_m8, WeightsNvfp4, 1, 1, 8, 5, 2)
+LINEAR(linear_nvfp4_m16, WeightsNvfp4, 2, 1, 8, 4, 2)
+LINEAR(linear_nvfp4_m32, WeightsNvfp4, 4, 1, 8, 4, 1)
+LINEAR(linear_nvfp4_m64, WeightsNvfp4, 8, 1, 8, 3, 1)

@@ -1,69 +1,282 @@
 // y = x W^T for many rows of x: the same sums as the unit linear, bit for bit.
 //
-// Floor: 2 m n k operations over the rate of bf16 mma.sync (about six tenths of wgmma's on Hopper);
-// below some 200 rows a card, the weights' bytes over the read bandwidth.
+// Floor: 2 m n k operations over the rate of bf16 products (some 790 TFLOP/s on an H200); below some
+// 200 rows a card, the weights' bytes over the read bandwidth.
 //
-// A block computes 128 rows of W by 128 rows of x, a warp 32 by 64. Both come through a ring in
-// shared memory, one granule of 64 columns a stage. The order of K is that of weights.cuh: within
-// a split one mma chain that starts at zero, after it the chain is added to the total. The operands
-// keep their sides (W is A, x is B), so every multiply-add is the one that the small kernel does.
+// A block computes 128 rows of W by 128 rows of x, tile after tile. Both come through a ring in
+// shared memory, one granule of 64 columns a stage. The order of K is that of weights.cuh: within a
+// split one chain of matrix instructions that starts at zero, after it the chain is added to the
+// total. The operands keep their sides (W is A, x is B), so every multiply-add is the one that the
+// small kernel does.
 //
-// Compiled for all targets; not yet run.
+// On Hopper (wgmma) two groups of four warps multiply, 64 rows of W each; a third group feeds the
+// ring, also with the next tile's granules while results are stored. W goes through registers, where
+// quantised weights become bf16, and x stays in shared memory. A chain of wgmma.m64n128k16 has the
+// bits of a chain of mma.m16n8k16 (the lab program checks it). Elsewhere eight warps use mma.sync.
 #include "epilogue.cuh"
 #include "weights.cuh"
 
 namespace {
 
-constexpr int BLOCK_M = 128, BLOCK_TILES = 8, RING = 4;
+constexpr int BLOCK_M = 128, BLOCK_TILES = 8;
 constexpr int X_STAGE = BLOCK_M * GRANULE * 2;
 constexpr int PANEL = 16;  // blocks of m that share the sweep over n: their x stays in L2
+constexpr uint32_t MULTIPLIERS = 256, FEEDERS = 128;  // threads
 
 template <class W>
 constexpr int W_STAGE = BLOCK_TILES * (GRANULE_CODES<W> + W::SCALES);
+// Stages start where the permutation of x's chunks does.
+template <class W>
+constexpr int STAGE = X_STAGE + (W_STAGE<W> + 1023) / 1024 * 1024;
 
 struct Place {
     uint32_t m, tile;  // first row of x; first tile of W
 };
 
-__device__ __forceinline__ Place place(const LinearArgs& a) {
-    uint32_t m_blocks = (a.m + BLOCK_M - 1) / BLOCK_M;
-    uint32_t n_blocks = (a.n + BLOCK_TILES * TILE - 1) / (BLOCK_TILES * TILE);
-    uint32_t panel = blockIdx.x / (PANEL * n_blocks), r = blockIdx.x % (PANEL * n_blocks);
-    uint32_t height = min(PANEL, m_blocks - panel * PANEL);
+__device__ __forceinline__ uint32_t m_blocks(const LinearArgs& a) {
+    return (a.m + BLOCK_M - 1) / BLOCK_M;
+}
+__device__ __forceinline__ uint32_t n_blocks(const LinearArgs& a) {
+    return (a.n + BLOCK_TILES * TILE - 1) / (BLOCK_TILES * TILE);
+}
+
+__device__ __forceinline__ Place place(const LinearArgs& a, uint32_t number) {
+    const uint32_t wide = PANEL * n_blocks(a);
+    uint32_t panel = number / wide, r = number % wide;
+    uint32_t height = min(static_cast<uint32_t>(PANEL), m_blocks(a) - panel * PANEL);
     return {(panel * PANEL + r % height) * BLOCK_M, r / height * BLOCK_TILES};
 }
 
-// One granule of W and x into a stage of the ring. Rows of x lie 128 bytes apart, their 16-byte
-// chunks permuted by the row, so that ldmatrix meets no bank twice.
-template <class W>
+// A granule of x into a stage: rows 128 bytes apart, their 16-byte chunks permuted by the row, so
+// that readers meet no bank twice. Thread `i` of THREADS.
+template <int THREADS>
+__device__ __forceinline__ void fetch_x(const LinearArgs& a, Place at, uint32_t granule,
+                                        uint32_t stage, uint32_t i) {
+    const uint32_t chunk = i % 8, k = granule * GRANULE + chunk * 8;
+    const uint32_t bytes = k < a.k ? min(16u, (a.k - k) * 2) : 0;
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.x);
+#pragma unroll 4
+    for (uint32_t row = 0; row < BLOCK_M; row += THREADS / 8) {
+        const uint32_t r = row + i / 8, m = at.m + r;
+        const uint32_t some = m < a.m ? bytes : 0;
+        copy_async16(stage + r * 128 + (chunk ^ r % 8) * 16,
+                     x + (some ? static_cast<uint64_t>(m) * a.ldx + k : 0), some);
+    }
+}
+
+// A granule of W and x into a stage.
+template <class W, int THREADS>
 __device__ __forceinline__ void fetch(const LinearArgs& a, Place at, uint32_t granule,
-                                      uint32_t granules, uint32_t stage) {
+                                      uint32_t granules, uint32_t stage, uint32_t i) {
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(a.weight);
     const uint8_t* scales = reinterpret_cast<const uint8_t*>(a.block_scale);
     const uint32_t tiles = (a.n + TILE - 1) / TILE;
+    const uint32_t to = stage + X_STAGE;
     constexpr int LINES = GRANULE_CODES<W> / 16;
-    for (uint32_t i = threadIdx.x; i < BLOCK_TILES * LINES; i += 256) {
-        uint32_t tile = at.tile + i / LINES;
-        uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
-        copy_async16(stage + i * 16, codes + from * GRANULE_CODES<W> + i % LINES * 16,
+#pragma unroll 2
+    for (uint32_t line = i; line < BLOCK_TILES * LINES; line += THREADS) {
+        const uint32_t tile = at.tile + line / LINES;
+        const uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
+        copy_async16(to + line * 16, codes + from * GRANULE_CODES<W> + line % LINES * 16,
                      tile < tiles ? 16 : 0);
     }
-    if (W::SCALES && threadIdx.x < BLOCK_TILES * W::SCALES / 16) {
-        uint32_t tile = at.tile + threadIdx.x / 4;
-        uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
-        copy_async16(stage + BLOCK_TILES * GRANULE_CODES<W> + threadIdx.x * 16,
-                     scales + from * W::SCALES + threadIdx.x % 4 * 16, tile < tiles ? 16 : 0);
+    if (W::SCALES && i < BLOCK_TILES * W::SCALES / 16) {
+        const uint32_t tile = at.tile + i / 4;
+        const uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
+        copy_async16(to + BLOCK_TILES * GRANULE_CODES<W> + i * 16,
+                     scales + from * W::SCALES + i % 4 * 16, tile < tiles ? 16 : 0);
     }
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.x);
+    fetch_x<THREADS>(a, at, granule, stage, i);
+}
+
+#ifdef WARPGROUPS
+
+struct Ring {
+    uint32_t full, empty, stages, depth;  // barriers, first stage, how many
+    uint32_t slot = 0, parity = 0;
+    __device__ __forceinline__ void advance() {
+        if (++slot == depth) {
+            slot = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Brings granules of all tiles of this block, up to the ring's depth ahead. Each thread waits for
+// its own copies, three stages late, and then tells the matrix unit.
+template <class W>
+__device__ __forceinline__ void feed(const LinearArgs& a, Ring ring) {
+    const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
+    constexpr uint32_t LATE = 3;
+    uint32_t under_way = 0, late_slot = 0;
+    const auto tell = [&] {
+        fence_for_matrix_unit();
+        barrier_arrive(ring.full + late_slot * 8);
+        late_slot = late_slot + 1 == ring.depth ? 0 : late_slot + 1;
+        under_way--;
+    };
+    for (uint32_t number = blockIdx.x; number < m_blocks(a) * n_blocks(a); number += gridDim.x) {
+        const Place at = place(a, number);
+        for (uint32_t granule = 0; granule < granules; granule++) {
+            barrier_wait(ring.empty + ring.slot * 8, ring.parity ^ 1);
+            fetch<W, FEEDERS>(a, at, granule, granules, ring.stages + ring.slot * STAGE<W>,
+                              threadIdx.x - MULTIPLIERS);
+            copy_commit();
+            ring.advance();
+            if (++under_way > LATE) {
+                copy_wait<LATE>();
+                tell();
+            }
+        }
+    }
+    copy_wait<0>();
+    while (under_way) tell();
+}
+
+// A warp's fragments of one granule.
+template <class W>
+__device__ __forceinline__ void read_fragments(uint32_t stage, uint32_t tile,
+                                               uint32_t (&f)[4][4]) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t codes = stage + X_STAGE + tile * GRANULE_CODES<W> + lane * 16;
+    const uint32_t scales = stage + X_STAGE + BLOCK_TILES * GRANULE_CODES<W> + tile * W::SCALES +
+                            lane / 4 * 8;
 #pragma unroll
-    for (int j = 0; j < X_STAGE / 16 / 256; j++) {
-        uint32_t i = j * 256 + threadIdx.x, row = i / 8, chunk = i % 8;
-        uint32_t k = granule * GRANULE + chunk * 8, m = at.m + row;
-        uint32_t bytes = m < a.m && k < a.k ? min(16u, (a.k - k) * 2) : 0;
-        copy_async16(stage + W_STAGE<W> + row * 128 + (chunk ^ row % 8) * 16,
-                     x + (bytes ? static_cast<uint64_t>(m) * a.ldx + k : 0), bytes);
+    for (int s = 0; s < STAGES<W>; s++) {
+        const typename W::Raw raw = W::read(codes + s * W::CODES, scales);
+        W::template fragment<0>(raw, f[s * W::BLOCKS]);
+        W::template fragment<1>(raw, f[s * W::BLOCKS + 1]);
+        if (W::BLOCKS == 4) {
+            W::template fragment<W::BLOCKS - 2>(raw, f[2]);
+            W::template fragment<W::BLOCKS - 1>(raw, f[3]);
+        }
     }
 }
+
+// One granule: the matrix unit is given `now`; while it works, the next granule's fragments are made.
+// Where the unit then waits for this group of warps, the other one keeps it busy.
+template <class W>
+__device__ __forceinline__ void granule_step(Ring& ring, uint32_t (&now)[4][4],
+                                             uint32_t (&next)[4][4], bool more,
+                                             float (&sum)[16][4]) {
+    const uint32_t empty = ring.empty + ring.slot * 8;
+    const uint64_t rows = matrix_rows(ring.stages + ring.slot * STAGE<W>);
+    matrix_begin();
+#pragma unroll
+    for (int block = 0; block < 4; block++) matrix_bf16(sum, now[block], rows + block * 2);
+    matrix_commit();
+    ring.advance();
+    if (more) {
+        barrier_wait(ring.full + ring.slot * 8, ring.parity);
+        read_fragments<W>(ring.stages + ring.slot * STAGE<W>, threadIdx.x / 32, next);
+    }
+    matrix_wait();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+}
+
+constexpr uint32_t LINE = 64 * 2 + 16;  // bytes of a row of x's results, of one group
+constexpr uint32_t RESULTS = BLOCK_M * LINE;
+
+// A group's 64 by 128 results go through shared memory, so that whole lines leave.
+__device__ __forceinline__ void store_results(const LinearArgs& a, Place at, uint32_t results,
+                                              const float (&total)[16][4]) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const uint32_t group = threadIdx.x / 128, i = threadIdx.x % 128;
+    const uint32_t row = (at.tile + group * 4 + warp) * TILE + lane / 4;
+    const float scale = row_scale(a, row), scale_below = row_scale(a, row + 8);
+    const uint32_t to =
+        results + (lane / 16 * 8 + lane % 8) * LINE + warp * 32 + lane / 8 % 2 * 16;
+    group_barrier(group);  // the results before are gone
+#pragma unroll
+    for (int j = 0; j < 16; j += 2) {
+        const uint32_t r[4] = {
+            pack_bf16(total[j][0] * scale, total[j][1] * scale),
+            pack_bf16(total[j][2] * scale_below, total[j][3] * scale_below),
+            pack_bf16(total[j + 1][0] * scale, total[j + 1][1] * scale),
+            pack_bf16(total[j + 1][2] * scale_below, total[j + 1][3] * scale_below)};
+        store_matrix4_transposed(to + j * 8 * LINE, r);
+    }
+    group_barrier(group);
+    const uint32_t top = (at.tile + group * 4) * TILE;
+    if (a.epilogue == EPILOGUE_GATED) {
+        for (uint32_t item = i; item < BLOCK_M * 4; item += 128) {
+            const uint32_t m = item / 4, from = results + m * LINE + item % 4 * 32;
+            if (at.m + m < a.m && top + item % 4 * 16 < a.n)
+                finish_eight_gated(a, load_shared16(from), load_shared16(from + 16), at.m + m,
+                                   top + item % 4 * 16);
+        }
+    } else {
+        for (uint32_t item = i; item < BLOCK_M * 8; item += 128) {
+            const uint32_t m = item / 8;
+            if (at.m + m < a.m && top + item % 8 * 8 < a.n)
+                finish_eight(a, load_shared16(results + m * LINE + item % 8 * 16), at.m + m,
+                             top + item % 8 * 8);
+        }
+    }
+}
+
+// Sixteen rows of W a warp by all 128 rows of x.
+template <class W>
+__device__ __forceinline__ void multiply(const LinearArgs& a, Ring ring, uint32_t results) {
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
+    for (uint32_t number = blockIdx.x; number < m_blocks(a) * n_blocks(a); number += gridDim.x) {
+        const Place at = place(a, number);
+        float total[16][4] = {}, sum[16][4] = {};
+        uint32_t split = 0, end = split_first(1, granules);
+        const auto close = [&](uint32_t done) {
+            if (done != end) return;
+#pragma unroll
+            for (int i = 0; i < 64; i++) {
+                total[i / 4][i % 4] += sum[i / 4][i % 4];
+                sum[i / 4][i % 4] = 0.0f;
+            }
+            while (done == end && split < SPLITS - 1)  // empty splits add nothing
+                end = split_first(++split + 1, granules);
+        };
+        while (end == 0) end = split_first(++split + 1, granules);
+        uint32_t even[4][4], odd[4][4];
+        barrier_wait(ring.full + ring.slot * 8, ring.parity);
+        read_fragments<W>(ring.stages + ring.slot * STAGE<W>, warp, even);
+        for (uint32_t granule = 0; granule < granules; granule += 2) {
+            granule_step<W>(ring, even, odd, granule + 1 < granules, sum);
+            close(granule + 1);
+            if (granule + 1 == granules) break;
+            granule_step<W>(ring, odd, even, granule + 2 < granules, sum);
+            close(granule + 2);
+        }
+        store_results(a, at, results, total);
+    }
+}
+
+template <class W>
+__device__ __forceinline__ void product(const LinearArgs& a) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    let_dependents_start();
+    const uint32_t base = shared_address(shared);
+    const Ring ring = {base, base + 512, base + 1024, a.depth};
+    if (threadIdx.x == 0) {
+        for (uint32_t i = 0; i < a.depth; i++) {
+            barrier_init(ring.full + i * 8, FEEDERS);
+            barrier_init(ring.empty + i * 8, MULTIPLIERS / 32);
+        }
+        barriers_ready();
+    }
+    __syncthreads();
+    wait_for_inputs();
+    if (threadIdx.x >= MULTIPLIERS) {
+        fewer_registers<56>();
+        feed<W>(a, ring);
+    } else {
+        more_registers<224>();
+        multiply<W>(a, ring, ring.stages + a.depth * STAGE<W> + threadIdx.x / 128 * RESULTS);
+    }
+}
+
+#else
+
+constexpr int RING = 3;
 
 template <class W, int BLOCK>
 __device__ __forceinline__ void step(const typename W::Raw (&raw)[2], uint32_t kb, uint32_t x_rows,
@@ -90,10 +303,10 @@ template <class W>
 __device__ __forceinline__ void granule_step(uint32_t stage, uint32_t warp_n, uint32_t warp_m,
                                              float (&sum)[2][8][4]) {
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t codes = stage + warp_n * 2 * GRANULE_CODES<W> + lane * 16;
-    const uint32_t scales =
-        stage + BLOCK_TILES * GRANULE_CODES<W> + warp_n * 2 * W::SCALES + lane / 4 * 8;
-    const uint32_t x_rows = stage + W_STAGE<W> + warp_m * 64 * 128;
+    const uint32_t codes = stage + X_STAGE + warp_n * 2 * GRANULE_CODES<W> + lane * 16;
+    const uint32_t scales = stage + X_STAGE + BLOCK_TILES * GRANULE_CODES<W> +
+                            warp_n * 2 * W::SCALES + lane / 4 * 8;
+    const uint32_t x_rows = stage + warp_m * 64 * 128;
 #pragma unroll
     for (int s = 0; s < STAGES<W>; s++) {
         typename W::Raw raw[2];
@@ -109,20 +322,13 @@ __device__ __forceinline__ void granule_step(uint32_t stage, uint32_t warp_n, ui
 }
 
 template <class W>
-__device__ __forceinline__ void product(const LinearArgs& a) {
-    extern __shared__ __align__(128) uint8_t shared[];
-    let_dependents_start();
-    wait_for_inputs();
-    const uint32_t base = shared_address(shared);
-    constexpr int STAGE = W_STAGE<W> + X_STAGE;
+__device__ __forceinline__ void one_tile(const LinearArgs& a, Place at, uint32_t base) {
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t warp_n = warp % 4, warp_m = warp / 4;
     const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
-    const Place at = place(a);
-
 #pragma unroll
     for (int i = 0; i < RING - 1; i++) {
-        if (i < granules) fetch<W>(a, at, i, granules, base + i * STAGE);
+        if (i < granules) fetch<W, MULTIPLIERS>(a, at, i, granules, base + i * STAGE<W>, threadIdx.x);
         copy_commit();
     }
     float total[2][8][4] = {};
@@ -141,38 +347,45 @@ __device__ __forceinline__ void product(const LinearArgs& a) {
         copy_wait<RING - 2>();
         __syncthreads();  // this stage is whole, and all have left the one before
         uint32_t next = granule + RING - 1;
-        if (next < granules) fetch<W>(a, at, next, granules, base + next % RING * STAGE);
+        if (next < granules)
+            fetch<W, MULTIPLIERS>(a, at, next, granules, base + next % RING * STAGE<W>,
+                                  threadIdx.x);
         copy_commit();
-        granule_step<W>(base + granule % RING * STAGE, warp_n, warp_m, sum);
+        granule_step<W>(base + granule % RING * STAGE<W>, warp_n, warp_m, sum);
     }
     copy_wait<0>();
+    __syncthreads();  // the next tile fills the ring
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        uint32_t row = (at.tile + warp_n * 2 + i) * TILE + lane / 4;
+        const uint32_t row = (at.tile + warp_n * 2 + i) * TILE + lane / 4;
+        const float scale = row_scale(a, row), scale_below = row_scale(a, row + 8);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
-            uint32_t m = at.m + warp_m * 64 + j * 8 + lane % 4 * 2;
 #pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float upper = total[i][j][c] + sum[i][j][c];
-                float lower = total[i][j][c + 2] + sum[i][j][c + 2];
-                if (m + c >= a.m) continue;
-                if (a.epilogue == EPILOGUE_GATED) {
-                    if (row + 8 < a.n) finish_gated(a, upper, lower, m + c, row);
-                } else {
-                    if (row < a.n) finish(a, upper, m + c, row);
-                    if (row + 8 < a.n) finish(a, lower, m + c, row + 8);
-                }
-            }
+            for (int c = 0; c < 4; c++) total[i][j][c] += sum[i][j][c];
+            finish_four(a, total[i][j], scale, scale_below,
+                        at.m + warp_m * 64 + j * 8 + lane % 4 * 2, row);
         }
     }
 }
 
+template <class W>
+__device__ __forceinline__ void product(const LinearArgs& a) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    let_dependents_start();
+    wait_for_inputs();
+    if (threadIdx.x >= MULTIPLIERS) return;
+    for (uint32_t number = blockIdx.x; number < m_blocks(a) * n_blocks(a); number += gridDim.x)
+        one_tile<W>(a, place(a, number), shared_address(shared));
+}
+
+#endif
+
 }  // namespace
 
 #define LINEAR_LARGE(name, form)                                            \
-    extern "C" __global__ void __launch_bounds__(256, 1)                    \
+    extern "C" __global__ void __launch_bounds__(MULTIPLIERS + FEEDERS, 1)  \
         name(const __grid_constant__ LinearArgs a) {                        \
         product<form>(a);                                                   \
     }

@@ -16,7 +16,7 @@ use cudarc::driver::{
     sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionAttribute},
 };
 
-use crate::{IMAGES, TARGETS, abi::DevicePtr};
+use crate::{IMAGES, Image, TARGETS, abi::DevicePtr};
 
 /// The oldest driver whose calls are used, as the driver counts them.
 const MIN_DRIVER: i32 = 13000;
@@ -137,6 +137,9 @@ pub struct Device {
     pub name: String,
     /// Multiprocessors.
     pub sms: usize,
+    /// Clusters of eight blocks that run at a time, a block a multiprocessor: fewer than an eighth
+    /// of the multiprocessors where these come in groups that eight does not divide.
+    pub clusters: usize,
     /// Shared memory of a multiprocessor, bytes.
     pub shared_per_sm: usize,
     /// The driver's version, 1000 a major and 10 a minor.
@@ -149,6 +152,11 @@ impl Device {
         if !crate::present() {
             return Err(DeviceError::NoKernels);
         }
+        Self::open_with(ordinal, IMAGES)
+    }
+
+    /// Opens the card of this number and loads the kernels of these images.
+    pub fn open_with(ordinal: usize, images: &[Image]) -> Result<Self, DeviceError> {
         // SAFETY: looks for the library; nothing is called.
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::NoDriver);
@@ -182,7 +190,7 @@ impl Device {
         let stream = context.new_stream().doing("creating the stream")?;
         let mut kernels = HashMap::new();
         let mut modules = Vec::new();
-        for image in IMAGES {
+        for image in images {
             let module = load(image.fatbin).doing(&format!("loading {}", image.unit))?;
             for (name, kernel) in functions(module).doing(image.unit)? {
                 allow_shared(kernel, per_block).doing(&name)?;
@@ -190,6 +198,12 @@ impl Device {
             }
             modules.push(Module(module));
         }
+        let clusters = match kernels.get("linear_bf16_m8") {
+            Some(Kernel(kernel)) => {
+                clusters_at_once(*kernel, per_block as u32).doing("asking for clusters")?
+            }
+            None => sms / 8,
+        };
         Ok(Self {
             context,
             stream,
@@ -197,6 +211,7 @@ impl Device {
             modules,
             name,
             sms,
+            clusters,
             shared_per_sm,
             driver,
         })
@@ -354,6 +369,26 @@ fn functions(module: sys::CUmodule) -> Result<Vec<(String, sys::CUfunction)>, Dr
             ))
         })
         .collect()
+}
+
+/// Clusters of a kernel that run at a time where a block takes all the shared memory it can.
+fn clusters_at_once(kernel: sys::CUfunction, per_block: u32) -> Result<usize, DriverError> {
+    let config = sys::CUlaunchConfig {
+        gridDimX: 8,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: 32,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: per_block,
+        hStream: std::ptr::null_mut(),
+        attrs: std::ptr::null_mut(),
+        numAttrs: 0,
+    };
+    let mut count = 0;
+    // SAFETY: writes one integer; the kernel's cluster size is its own.
+    unsafe { sys::cuOccupancyMaxActiveClusters(&mut count, kernel, &config) }.result()?;
+    Ok(count.max(1) as usize)
 }
 
 /// Lets a kernel use all the shared memory that a block can have.

@@ -168,15 +168,9 @@ __device__ __forceinline__ void barrier_wait_peers(uint32_t at, uint32_t parity)
     } while (!done);
 }
 
-// One thread copies a piece of memory (16-byte aligned, a multiple of 16 bytes) to shared memory;
-// the barrier counts its bytes.
-__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes,
-                                          uint32_t barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-            "r"(to),
-        "l"(from), "r"(bytes), "r"(barrier)
-        : "memory");
+// Arrives once all copies that this thread has begun are there.
+__device__ __forceinline__ void barrier_arrive_copied(uint32_t at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
 }
 
 // The place in block `rank` of the cluster that is `at` in one's own.
@@ -200,3 +194,84 @@ __device__ __forceinline__ void send16(uint32_t peer, const float (&v)[4], uint3
         "r"(__float_as_uint(v[3])), "r"(peer_barrier)
         : "memory");
 }
+
+// Ordinary writes to shared memory before it are seen by the matrix unit after it.
+__device__ __forceinline__ void fence_for_matrix_unit() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define WARPGROUPS 1  // four warps can give the matrix unit work that outlasts an instruction
+
+// Registers are settled before the next wgmma.
+__device__ __forceinline__ void matrix_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void matrix_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void matrix_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// 64 rows that start at a multiple of 1024 bytes, 128 bytes each, chunks permuted by the row:
+// columns `at` (16 of them) of it and of the 64 rows after it.
+__device__ __forceinline__ uint64_t matrix_rows(uint32_t at) {
+    return static_cast<uint64_t>((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
+// c += a b: a 64x16, sixteen rows a warp; b 16x128 in shared memory; bf16, c fp32.
+__device__ __forceinline__ void matrix_bf16(float (&c)[16][4], const uint32_t (&a)[4],
+                                            uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
+          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
+          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// Four 8x8 matrices to shared memory, columns as rows: lane 8 i + r gives where column r of matrix i
+// goes.
+__device__ __forceinline__ void store_matrix4_transposed(uint32_t at, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+
+// Among the four warps of a group; barrier 0 is the block's.
+__device__ __forceinline__ void group_barrier(uint32_t group) {
+    asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+}
+
+template <int N>
+__device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N>
+__device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+#endif

@@ -50,7 +50,7 @@ pub struct AttentionArgs {
     pub splits: u32,
     /// Pitch of the table.
     pub table_pitch: u32,
-    /// Values-only layers: pairs that turn.
+    /// Values-only layers: pairs that turn, an even number.
     pub pairs: u32,
     /// Zero.
     pub pad: u32,
@@ -110,15 +110,15 @@ impl AttentionPlan {
         let vectors = rows * heads / kv_heads;
         let blocks = if vectors <= 16 { 1 } else { 3 };
         let per_block = 16 * blocks;
-        let pitch = head_dim * 2;
-        let tiles = match (values_only, head_dim) {
-            (true, _) => 3 + 1,
-            (false, 512) => 2 * 2,
-            (false, _) => 3 * 2,
+        // Mirrors the layout in attention.cu.
+        let slots = match (head_dim, blocks) {
+            (512, 1) | (64 | 128, _) => 6,
+            (256, 3) => 8,
+            _ => 5,
         };
-        let shared = per_block * pitch
-            + tiles * TILE_KEYS * pitch
-            + per_block * (TILE_KEYS + 4) * 4
+        let parts = if head_dim == 64 { 4 } else { 8 };
+        let shared = slots * TILE_KEYS * head_dim * 2
+            + parts * per_block * (TILE_KEYS + 4) * 4
             + per_block * (TILE_KEYS * 2 + 16)
             + per_block * 12
             + 1024 / TILE_KEYS * 4;

@@ -36,12 +36,23 @@ impl WeightForm {
         (granules * codes, granules * scales)
     }
 
-    /// Warps that multiply in a block of the small-M kernel built for `rows` rows.
-    const fn multipliers(self, rows: usize) -> usize {
-        match self {
-            Self::Fp8 if rows <= 16 => 12,
-            Self::Nvfp4 if rows <= 16 => 16,
-            _ => 8,
+    /// The small-M kernel for `rows` rows: those of linear.cu.
+    const fn instance(self, rows: usize) -> Instance {
+        let (tiles, warps, depth, beside) = match (self, rows) {
+            (Self::Bf16 | Self::Fp8, 8) => (1, 8, 5, 2),
+            (Self::Bf16 | Self::Fp8, 16) => (1, 8, 4, 2),
+            (Self::Bf16 | Self::Fp8, 32) => (2, 8, 3, 1),
+            (Self::Nvfp4, 8) => (1, 8, 5, 2),
+            (Self::Nvfp4, 16) => (1, 8, 4, 2),
+            (Self::Nvfp4, 32) => (1, 8, 4, 1),
+            _ => (1, 8, 3, 1),
+        };
+        Instance {
+            tiles,
+            warps,
+            depth,
+            beside,
+            finishers: if rows <= 16 { 1 } else { 2 },
         }
     }
 
@@ -53,14 +64,14 @@ impl WeightForm {
         }
     }
 
-    /// Bytes of a stage of the large-M kernel: eight tiles of a granule, and 128 rows of x.
+    /// Bytes of a stage of the large-M kernel: 128 rows of x, and eight tiles of a granule.
     const fn large_stage(self) -> usize {
         let weights = match self {
             Self::Bf16 => 2048,
             Self::Fp8 => 1024,
             Self::Nvfp4 => 512 + 64,
         };
-        8 * weights + 128 * GRANULE * 2
+        128 * GRANULE * 2 + (8usize * weights).next_multiple_of(1024)
     }
 
     /// The name of the form in kernel names.
@@ -121,7 +132,7 @@ pub struct LinearArgs {
     pub softcap: f32,
     /// Small-M kernel: granules of x in a slot of shared memory ([`SmallLinear::chunk`]).
     pub chunk: u32,
-    /// Small-M kernel: stages of a warp's ring ([`SmallLinear::depth`]).
+    /// Large-M kernel: stages of the ring ([`LargeLinear::depth`]).
     pub depth: u32,
 }
 
@@ -167,64 +178,61 @@ pub struct SmallLinear {
     /// Granules of x in a slot. Where a slot holds a block's whole share, there is one slot and x
     /// stays in it; else there are two, and x passes again for every turn of tiles.
     pub chunk: u32,
-    /// Stages of a warp's ring.
-    pub depth: u32,
 }
 
-/// Shared memory for the barriers of a block.
-const BARRIERS: usize = 2048;
-/// Most stages of a ring whose barriers fit that.
-const MOST_STAGES: usize = 8;
-/// Bytes of weights that must be under way in a block for the full rate.
-const UNDER_WAY: usize = 60 << 10;
+/// What an instance of the small-M kernel is built with.
+struct Instance {
+    /// Tiles a warp has at a time.
+    tiles: usize,
+    /// Warps that multiply.
+    warps: usize,
+    /// Stages of a warp's ring.
+    depth: usize,
+    /// Blocks of it that registers allow on a multiprocessor.
+    beside: usize,
+    /// Warps that finish tiles.
+    finishers: usize,
+}
+
+/// Shared memory for the barriers of a small-M block.
+const BARRIERS: usize = 256;
 /// What the system keeps of each block's share.
 const RESERVED: usize = 1024;
 
 impl SmallLinear {
-    /// A launch for `m` (1 to 64) rows on a card with `sms` multiprocessors that lend a block
-    /// `shared_per_sm` bytes of shared memory all told. `k` is a multiple of 8.
+    /// A launch for `m` (1 to 64) rows on a card that runs `clusters` clusters of eight blocks at a
+    /// time, a block a multiprocessor, and has `shared_per_sm` bytes of shared memory in each. `k` is
+    /// a multiple of 8.
     pub fn plan(
         form: WeightForm,
         m: usize,
         n: usize,
         k: usize,
-        sms: usize,
+        clusters: usize,
         shared_per_sm: usize,
     ) -> Self {
         let rows = m.next_power_of_two().clamp(8, 64);
-        // Mirrors the instances in linear.cu.
-        let (tiles, finishers) = if rows <= 16 { (1, 1) } else { (2, 2) };
-        let warps = form.multipliers(rows);
-        let units = n.div_ceil(TILE).div_ceil(tiles);
-        let clusters = (sms / SPLITS).min(units).max(1);
+        let instance = form.instance(rows);
+        let units = n.div_ceil(TILE).div_ceil(instance.tiles);
         let inboxes = 2 * SPLITS * rows * 64;
-        let stages = warps * tiles * form.small_stage();
-        let share = k.div_ceil(GRANULE).div_ceil(SPLITS).max(1);
+        let rings = instance.warps * instance.depth * instance.tiles * form.small_stage();
+        let fixed = BARRIERS + inboxes + rings;
         let x = |chunk: usize, slots: usize| slots * rows * (chunk * GRANULE * 2 + 16);
-        let depth = |budget: usize, x: usize| {
-            let left = budget.saturating_sub(RESERVED + BARRIERS + inboxes + x);
-            (left / stages).min(MOST_STAGES)
+        let share = k.div_ceil(GRANULE).div_ceil(SPLITS).max(1);
+        let (chunk, shared) = match fixed + x(share, 1) {
+            whole if whole + RESERVED <= shared_per_sm => (share, whole),
+            _ => {
+                let passing = if rows == 64 { 4 } else { 8 };
+                (passing, fixed + x(passing, 2))
+            }
         };
-        // Half a multiprocessor, so that the next product's blocks start beside this one's; else
-        // a whole one; else x in turns.
-        let passing = if rows == 64 { 4 } else { 8 };
-        let choices = [
-            (shared_per_sm / 2, share, 1),
-            (shared_per_sm, share, 1),
-            (shared_per_sm, passing, 2),
-        ];
-        let fits = |&&(budget, chunk, slots): &&(usize, usize, usize)| {
-            depth(budget, x(chunk, slots)) * stages >= UNDER_WAY
-        };
-        let (budget, chunk, slots) = *choices.iter().find(fits).unwrap_or(&choices[2]);
-        let depth = depth(budget, x(chunk, slots)).max(1);
+        let beside = (shared_per_sm / (shared + RESERVED)).clamp(1, instance.beside);
         Self {
             rows,
-            grid: (clusters * SPLITS) as u32,
-            block: ((warps + 1 + finishers) * 32) as u32,
-            shared: BARRIERS + inboxes + depth * stages + x(chunk, slots),
+            grid: ((clusters * beside).clamp(1, units) * SPLITS) as u32,
+            block: ((instance.warps + 1 + instance.finishers) * 32) as u32,
+            shared,
             chunk: chunk as u32,
-            depth: depth as u32,
         }
     }
 
@@ -234,24 +242,34 @@ impl SmallLinear {
     }
 }
 
-/// How a large-M product is launched.
+/// How a large-M product is launched. Nothing here changes a bit of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeLinear {
-    /// Blocks.
+    /// Blocks, each of which has tiles of 128 rows of W by 128 rows of x in turn.
     pub grid: u32,
     /// Threads of a block.
     pub block: u32,
     /// Dynamic shared memory, bytes.
     pub shared: usize,
+    /// Stages of the ring ([`LinearArgs::depth`]).
+    pub depth: u32,
 }
 
 impl LargeLinear {
-    /// A launch for any number of rows.
-    pub fn plan(form: WeightForm, m: usize, n: usize) -> Self {
+    /// A launch for any number of rows on a card with `sms` multiprocessors of `shared_per_sm`
+    /// bytes of shared memory.
+    pub fn plan(form: WeightForm, m: usize, n: usize, sms: usize, shared_per_sm: usize) -> Self {
+        let stage = form.large_stage();
+        // Barriers, and results on their way out: two groups' 128 lines of 144 bytes. The kernel
+        // without groups of warps has neither, and three stages.
+        let fixed = 1024 + 2 * 128 * 144;
+        let depth = (shared_per_sm.saturating_sub(RESERVED + fixed) / stage).min(8);
+        let (depth, fixed) = if depth < 4 { (3, 0) } else { (depth, fixed) };
         Self {
-            grid: (m.div_ceil(128) * n.div_ceil(8 * TILE)) as u32,
-            block: 256,
-            shared: 4 * form.large_stage(),
+            grid: (m.div_ceil(128) * n.div_ceil(8 * TILE)).min(sms) as u32,
+            block: 384,
+            shared: fixed + depth * stage,
+            depth: depth as u32,
         }
     }
 
@@ -265,7 +283,8 @@ impl LargeLinear {
 mod tests {
     use super::*;
 
-    const H200: (usize, usize) = (132, 228 * 1024);
+    /// Clusters at a time, bytes of shared memory of a multiprocessor.
+    const H200: (usize, usize) = (15, 228 * 1024);
 
     #[test]
     fn every_plan_fits_and_covers() {
@@ -286,20 +305,18 @@ mod tests {
                     // A chunk that is passed on holds whole stages of every form.
                     let share = k.div_ceil(GRANULE).div_ceil(SPLITS);
                     assert!(p.chunk as usize >= share || p.chunk % 4 == 0, "{p:?}");
-                    assert!(p.depth >= 2 && p.grid as usize % SPLITS == 0, "{p:?}");
-                    let barriers = p.block as usize / 32 * p.depth as usize + 22;
-                    assert!(barriers * 8 <= BARRIERS, "{p:?}");
+                    assert!(p.grid > 0 && p.grid as usize % SPLITS == 0, "{p:?}");
                 }
             }
         }
     }
 
     #[test]
-    fn blocks_of_two_products_share_a_multiprocessor_at_few_rows() {
+    fn two_blocks_share_a_multiprocessor_at_few_rows() {
         for form in [WeightForm::Bf16, WeightForm::Fp8, WeightForm::Nvfp4] {
             let p = SmallLinear::plan(form, 5, 43008, 5376, H200.0, H200.1);
             assert!(2 * (p.shared + RESERVED) <= H200.1, "{p:?}");
-            assert_eq!((p.grid, p.chunk), (128, 11), "{p:?}");
+            assert_eq!((p.grid, p.chunk), (2 * 15 * 8, 11), "{p:?}");
         }
     }
 
@@ -309,6 +326,16 @@ mod tests {
         assert_eq!(p.chunk, 4, "{p:?}");
         let p = SmallLinear::plan(WeightForm::Bf16, 16, 5376, 21504, H200.0, H200.1);
         assert_eq!(p.chunk, 42, "{p:?}");
+    }
+
+    #[test]
+    fn the_ring_of_many_rows_fits_every_card() {
+        for form in [WeightForm::Bf16, WeightForm::Fp8, WeightForm::Nvfp4] {
+            for shared in [H200.1, 100 * 1024] {
+                let p = LargeLinear::plan(form, 4096, 5376, 132, shared);
+                assert!(p.depth >= 3 && p.shared + RESERVED <= shared, "{p:?}");
+            }
+        }
     }
 
     #[test]

@@ -31,11 +31,13 @@ struct Index {
 };
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 
 extern thread_local Index threadIdx, blockIdx, blockDim, gridDim;
 uint8_t* block_memory();  // of the running thread's block
 void __syncthreads();
+void __syncwarp();
 uint64_t exchange_xor(uint64_t mine, uint32_t mask);  // among the lanes of a warp
 
 template <class T>

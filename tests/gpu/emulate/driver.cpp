@@ -117,6 +117,7 @@ API cuFuncGetName(const char** name, void* f) {
 }
 API cuFuncGetAttribute(int* v, int, void*) { return *v = 0, 0; }
 API cuFuncSetAttribute(void*, int, int) { return 0; }
+API cuOccupancyMaxActiveClusters(int* n, void*, const void*) { return *n = 1, 0; }
 API cuGetErrorString(int, const char** s) { return *s = "emulated error", 0; }
 API cuGetErrorName(int, const char** s) { return *s = "emulated error", 0; }
 

@@ -5,6 +5,7 @@
 #include "machine.h"
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -59,6 +60,26 @@ struct Barrier {
     }
 };
 
+// A barrier in shared memory: arrivals and bytes of its phase.
+struct Counter {
+    uint32_t members = 0, arrived = 0, phase = 0;
+    int64_t bytes = 0;
+    void check() {
+        if (arrived != members || bytes != 0) return;
+        arrived = 0;
+        phase++;
+    }
+    void arrive(int64_t more) {
+        arrived++;
+        bytes += more;
+        check();
+    }
+    void deliver(int64_t some) {
+        bytes -= some;
+        check();
+    }
+};
+
 struct Deposit {
     uint32_t a[4], b[2], at;
     uint64_t word;
@@ -90,6 +111,7 @@ struct Block {
     Barrier barrier;
     std::vector<Warp> warps;
     std::vector<Thread> threads;
+    std::map<uint32_t, Counter> counters;
 };
 
 struct Cluster {
@@ -152,6 +174,25 @@ const Deposit* collect(const Deposit& mine) {
     return all;
 }
 
+uint8_t* memory_of(Block& block) {
+    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(block.shared.data()) + 127) / 128 *
+                                      128);
+}
+
+// A peer's address is the place in its memory with the peer's number above it.
+constexpr uint32_t PEER = 24;
+Block& peer(uint32_t address) { return cluster->blocks[(address >> PEER) - 1]; }
+uint32_t place(uint32_t address) { return address & ((1u << PEER) - 1); }
+
+Counter& counter(Block& block, uint32_t at) {
+    const auto found = block.counters.find(at);
+    if (found == block.counters.end()) {
+        fprintf(stderr, "emulator: %s: no barrier at %u\n", launch->name, at);
+        abort();
+    }
+    return found->second;
+}
+
 float half_of(uint32_t pair, int which) {
     return __uint_as_float(which ? pair & 0xffff0000u : pair << 16);
 }
@@ -190,7 +231,7 @@ void run(const Launch& what) {
             block.index = {i % what.grid.x, i / what.grid.x % what.grid.y,
                            i / what.grid.x / what.grid.y};
             block.rank = b;
-            block.shared.assign(what.shared + 64, 0xff);  // reads of nothing are NaN
+            block.shared.assign(what.shared + 128, 0xff);  // reads of nothing are NaN
             block.barrier.members = what.threads;
             block.warps.resize((what.threads + 31) / 32);
             block.threads.resize(what.threads);
@@ -228,12 +269,10 @@ void run(const Launch& what) {
     }
 }
 
-uint8_t* block_memory() {
-    std::vector<uint8_t>& shared = running->block->shared;
-    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(shared.data()) + 63) / 64 * 64);
-}
+uint8_t* block_memory() { return memory_of(*running->block); }
 
 void __syncthreads() { pass(running->block->barrier); }
+void __syncwarp() { pass(running->warp->barrier); }
 
 uint64_t exchange_xor(uint64_t word, uint32_t mask) {
     Deposit mine = {};
@@ -309,10 +348,41 @@ void cluster_wait() {
 }
 
 float load_peer(uint32_t at, uint32_t rank) {
-    std::vector<uint8_t>& shared = cluster->blocks[rank].shared;
-    uint8_t* base =
-        reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(shared.data()) + 63) / 64 * 64);
     float v;
-    memcpy(&v, base + at, 4);
+    memcpy(&v, memory_of(cluster->blocks[rank]) + at, 4);
     return v;
+}
+
+void barrier_init(uint32_t at, uint32_t arrivals) {
+    Counter fresh;
+    fresh.members = arrivals;
+    running->block->counters[at] = fresh;
+}
+void barrier_arrive(uint32_t at) {
+    running->moved = true;
+    counter(*running->block, at).arrive(0);
+}
+void barrier_expect(uint32_t at, uint32_t bytes) {
+    running->moved = true;
+    counter(*running->block, at).arrive(bytes);
+}
+void barrier_wait(uint32_t at, uint32_t parity) {
+    const Counter& c = counter(*running->block, at);
+    while (c.phase % 2 == parity) yield();
+    running->moved = true;
+}
+void barrier_arrive_copied(uint32_t at) {
+    copy_commit();
+    copy_wait_for(0);
+    barrier_arrive(at);
+}
+uint32_t peer_address(uint32_t at, uint32_t rank) { return at | (rank + 1) << PEER; }
+void barrier_arrive_peer(uint32_t address) {
+    running->moved = true;
+    counter(peer(address), place(address)).arrive(0);
+}
+void send16(uint32_t address, const float (&v)[4], uint32_t barrier) {
+    running->moved = true;
+    memcpy(memory_of(peer(address)) + place(address), v, 16);
+    counter(peer(barrier), place(barrier)).deliver(16);
 }

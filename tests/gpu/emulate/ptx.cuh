@@ -39,5 +39,19 @@ void cluster_arrive();
 void cluster_wait();
 float load_peer(uint32_t at, uint32_t rank);
 
+inline void fence_for_matrix_unit() {}
+
 inline void let_dependents_start() {}
 inline void wait_for_inputs() {}
+
+// Barriers that count arrivals and bytes.
+void barrier_init(uint32_t at, uint32_t arrivals);
+inline void barriers_ready() {}
+void barrier_arrive(uint32_t at);
+void barrier_expect(uint32_t at, uint32_t bytes);
+void barrier_wait(uint32_t at, uint32_t parity);
+inline void barrier_wait_peers(uint32_t at, uint32_t parity) { barrier_wait(at, parity); }
+void barrier_arrive_copied(uint32_t at);
+uint32_t peer_address(uint32_t at, uint32_t rank);
+void barrier_arrive_peer(uint32_t peer);
+void send16(uint32_t peer, const float (&v)[4], uint32_t peer_barrier);

@@ -252,7 +252,8 @@ impl Pool {
         case: &Case,
         fill: impl Fn(u64, u64) -> Result<(), DeviceError>,
     ) -> Result<Self, DeviceError> {
-        let first_page = case.first_key(case.end) / case.page;
+        // The first of the rows sees furthest back.
+        let first_page = case.first_key(case.end + 1 - case.rows) / case.page;
         let pages = case.end.div_ceil(case.page) - first_page;
         let len = pages * case.kv_heads * case.sides() * case.page * case.head_dim;
         let kv = device.zeros::<u16>(len)?;

@@ -52,20 +52,21 @@ impl Job {
     }
 
     pub(crate) fn small(&self, device: &Device, dependent: bool) -> Result<(), DeviceError> {
-        let (sms, shared) = (device.sms, device.shared_per_sm);
-        let plan = SmallLinear::plan(self.form, self.m, self.matrix.n, self.k, sms, shared);
+        let (clusters, shared) = (device.clusters, device.shared_per_sm);
+        let plan = SmallLinear::plan(self.form, self.m, self.matrix.n, self.k, clusters, shared);
         let grid = Grid {
             blocks: [plan.grid, 1, 1],
             threads: plan.block,
             shared: plan.shared,
         };
-        let args = self.args(plan.chunk, plan.depth);
+        let args = self.args(plan.chunk, 0);
         // SAFETY: the caller's buffers hold m rows of x and y and the packed matrix.
         unsafe { device.launch(&plan.kernel(self.form), grid, &args, dependent) }
     }
 
     pub(crate) fn large(&self, device: &Device, dependent: bool) -> Result<(), DeviceError> {
-        let plan = LargeLinear::plan(self.form, self.m, self.matrix.n);
+        let (sms, shared) = (device.sms, device.shared_per_sm);
+        let plan = LargeLinear::plan(self.form, self.m, self.matrix.n, sms, shared);
         let grid = Grid {
             blocks: [plan.grid, 1, 1],
             threads: plan.block,
@@ -76,7 +77,7 @@ impl Job {
             device.launch(
                 &LargeLinear::kernel(self.form),
                 grid,
-                &self.args(0, 0),
+                &self.args(0, plan.depth),
                 dependent,
             )
         }

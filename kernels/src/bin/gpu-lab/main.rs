@@ -19,7 +19,10 @@ use std::{
     time::Instant,
 };
 
-use marathon_kernels::device::{Device, DeviceError};
+use marathon_kernels::{
+    IMAGES, Image,
+    device::{Device, DeviceError},
+};
 use report::Report;
 
 /// What is run.
@@ -36,6 +39,8 @@ enum Part {
 fn main() -> ExitCode {
     let mut part = None;
     let mut out = PathBuf::from("gpu-lab.json");
+    let mut only = Vec::new();
+    let mut images = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match (arg.as_str(), args.next()) {
@@ -46,11 +51,13 @@ fn main() -> ExitCode {
                 _ => return usage(),
             },
             ("--out", Some(path)) => out = path.into(),
+            ("--images", Some(path)) => images = Some(PathBuf::from(path)),
+            ("--only", Some(names)) => only = names.split(',').map(str::to_owned).collect(),
             _ => return usage(),
         }
     }
     let Some(part) = part else { return usage() };
-    match run(part, &out) {
+    match run(part, &out, only, images.as_deref()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(1),
         Err(error) => {
@@ -61,13 +68,35 @@ fn main() -> ExitCode {
 }
 
 fn usage() -> ExitCode {
-    println!("usage: gpu-lab --part check|small|time [--out FILE]");
+    println!(
+        "usage: gpu-lab --part check|small|time [--only NAME,…] [--images FOLDER] [--out FILE]"
+    );
     ExitCode::from(64)
 }
 
-fn run(part: Part, out: &Path) -> Result<bool, DeviceError> {
+/// The built-in images, each replaced by FOLDER/UNIT.fatbin where there is one: a kernel that was
+/// compiled by itself is tried without building the program.
+fn newer_images(folder: Option<&Path>) -> Vec<Image> {
+    let newer = |image: &Image| {
+        let file = folder?.join(format!("{}.fatbin", image.unit));
+        let fatbin = std::fs::read(&file).ok()?;
+        println!("kernels of {}", file.display());
+        Some(Image {
+            unit: image.unit,
+            fatbin: fatbin.leak(),
+        })
+    };
+    IMAGES.iter().map(|i| newer(i).unwrap_or(*i)).collect()
+}
+
+fn run(
+    part: Part,
+    out: &Path,
+    only: Vec<String>,
+    images: Option<&Path>,
+) -> Result<bool, DeviceError> {
     let begin = Instant::now();
-    let device = Device::open(0)?;
+    let device = Device::open_with(0, &newer_images(images))?;
     println!(
         "{}, {} multiprocessors, driver for CUDA {}.{}, {} kernels loaded in {:.2} s",
         device.name,
@@ -77,7 +106,7 @@ fn run(part: Part, out: &Path) -> Result<bool, DeviceError> {
         device.kernels().count(),
         begin.elapsed().as_secs_f64()
     );
-    let mut report = Report::new(&device);
+    let mut report = Report::new(&device, only);
     match part {
         Part::Check | Part::Small => {
             let small = part == Part::Small;

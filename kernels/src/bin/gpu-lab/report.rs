@@ -11,15 +11,18 @@ pub(crate) struct Report {
     checks: Vec<Value>,
     timings: Vec<Value>,
     failed: usize,
+    only: Vec<String>,
 }
 
 impl Report {
-    pub(crate) fn new(device: &Device) -> Self {
+    /// Timings are limited to those whose names contain one of `only`, if there are any.
+    pub(crate) fn new(device: &Device, only: Vec<String>) -> Self {
         Self {
             card: device.name.clone(),
             checks: Vec::new(),
             timings: Vec::new(),
             failed: 0,
+            only,
         }
     }
 
@@ -34,6 +37,11 @@ impl Report {
         self.failed += usize::from(bad > 0 || count == 0);
         self.checks
             .push(json!({ "name": name, "count": count, "bad": bad, "worst": worst }));
+    }
+
+    /// Whether a timing of this name is asked for.
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
     }
 
     /// A timing, and the time no version can beat.

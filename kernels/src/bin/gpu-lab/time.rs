@@ -239,17 +239,21 @@ impl Bench<'_> {
                 _ => &[1, 5, 16],
             };
             for &m in rows {
+                let name = format!("{model} {name} {} m {m}", form.name());
+                if !report.wants(&name) {
+                    continue;
+                }
                 let micros = median(device, count, |i| {
                     self.job(form, n, k, gated, m, i).small(device, true)
                 })?;
                 let floor = (codes + scales) as f64 / self.rate;
-                let name = format!("{model} {name} {} m {m}", form.name());
                 report.timing(&name, micros, floor, "");
             }
         }
         for &(model, name, n, k, gated) in &SHAPES[..3] {
             for m in [SMALL + 64, 2048, 8192] {
-                if form != WeightForm::Bf16 && m == 8192 {
+                let name = format!("{model} {name} {} m {m}", form.name());
+                if (form != WeightForm::Bf16 && m == 8192) || !report.wants(&name) {
                     continue;
                 }
                 let micros = median(device, 4, |i| {
@@ -260,12 +264,7 @@ impl Bench<'_> {
                 // The rate of a large library product on this card (gpu notes: 645 to 790).
                 let floor = (operations / 790e6).max((codes + scales) as f64 / self.rate);
                 let note = format!("{:.0} TFLOP/s", operations / micros * 1e-6);
-                report.timing(
-                    &format!("{model} {name} {} m {m}", form.name()),
-                    micros,
-                    floor,
-                    &note,
-                );
+                report.timing(&name, micros, floor, &note);
             }
         }
         Ok(())
@@ -287,6 +286,10 @@ impl Bench<'_> {
         let filler = |data, bytes| fill(device, data, bytes, 0);
         let pool = Pool::filled(device, &case, filler)?;
         for m in [1usize, 5] {
+            let name = format!("31B sliding layer {} m {m}", form.name());
+            if !report.wants(&name) {
+                continue;
+            }
             let x = device.address(&self.x);
             let ends: Vec<u32> = (0..m).map(|r| (case.end - m + 1 + r) as u32).collect();
             let call = Call::new(device, &case, &pool, x, &ends)?;
@@ -322,12 +325,7 @@ impl Bench<'_> {
             let kv = 1024 * 16 * 256 * 2 * 2;
             let floor = (bytes + kv) as f64 / self.rate;
             let note = format!("x 60 = {:.2} ms", micros * 0.06);
-            report.timing(
-                &format!("31B sliding layer {} m {m}", form.name()),
-                micros,
-                floor,
-                &note,
-            );
+            report.timing(&name, micros, floor, &note);
         }
         Ok(())
     }
@@ -406,6 +404,10 @@ impl Bench<'_> {
                     continue;
                 }
                 for rows in [1usize, 5] {
+                    let name = format!("attention {name} context {end} rows {rows}");
+                    if !report.wants(&name) {
+                        continue;
+                    }
                     let case = Case {
                         head_dim,
                         heads,
@@ -432,7 +434,6 @@ impl Bench<'_> {
                     let micros = median(device, copies.max(8), |i| {
                         calls[i % copies].launch(device, true)
                     })?;
-                    let name = format!("attention {name} context {end} rows {rows}");
                     report.timing(&name, micros, bytes as f64 / self.rate, "with merge");
                 }
             }
@@ -442,6 +443,9 @@ impl Bench<'_> {
 
     /// What stands between the products.
     fn between(&self, report: &mut Report) -> Result<(), DeviceError> {
+        if !report.wants("between") {
+            return Ok(());
+        }
         let device = self.device;
         for m in [1, 5] {
             let micros = median(device, 32, |_| self.add_norm(m, 5_376))?;
