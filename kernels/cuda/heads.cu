@@ -4,7 +4,7 @@
 // elements of the lower half of the head as of the upper half, the partners it turns them with, so
 // nothing but the sum of squares crosses lanes.
 //
-// Compiled for all targets; not yet run.
+// Compiled for all targets; run on Hopper.
 #include "abi.cuh"
 #include "math.cuh"
 #include "ptx.cuh"

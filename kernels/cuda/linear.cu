@@ -83,34 +83,47 @@ struct Work {
 template <class S>
 struct Feeder {
     using W = typename S::W;
-    uint32_t unit, left, slot;  // granules of the unit to come
+    const uint8_t *codes, *scales;  // this lane's, of the unit's first tile and next granule
+    uint64_t jump;                  // granules from the end of a unit's part to the next one's
+    uint32_t unit, left, slot;      // granules of the unit to come
 
-    __device__ __forceinline__ void feed(const LinearArgs& a, const Work<S>& w, uint32_t warp) {
-        if (unit < w.units && w.mine) {
+    __device__ __forceinline__ Feeder(const LinearArgs& a, const Work<S>& w, uint32_t warp) {
+        const uint32_t lane = threadIdx.x % 32;
+        const uint64_t at = static_cast<uint64_t>(w.tile(warp)) * w.granules + w.first;
+        codes = reinterpret_cast<const uint8_t*>(a.weight) + at * GRANULE_CODES<W> + lane * 16;
+        scales = reinterpret_cast<const uint8_t*>(a.block_scale) + at * W::SCALES + lane * 16;
+        jump = static_cast<uint64_t>(S::WARPS) * w.clusters * S::T * w.granules - w.mine;
+        unit = w.mine ? warp : w.units;
+        left = w.mine;
+        slot = w.ring + warp * S::DEPTH * S::STAGE + lane * 16;
+    }
+
+    __device__ __forceinline__ void feed(const Work<S>& w, uint32_t warp) {
+        if (unit < w.units) {
             const uint32_t lane = threadIdx.x % 32;
             const uint32_t count = min(static_cast<uint32_t>(S::GRANULES), left);
-            const uint32_t tile = w.tile(unit);
-            uint32_t to = w.ring + (warp * S::DEPTH + slot) * S::STAGE + lane * 16;
-            uint64_t at = static_cast<uint64_t>(tile) * w.granules + w.first + w.mine - left;
 #pragma unroll
             for (int t = 0; t < S::T; t++) {
-                if (S::T > 1 && tile + t >= w.tiles) break;
-                const uint8_t* codes =
-                    reinterpret_cast<const uint8_t*>(a.weight) + at * GRANULE_CODES<W> + lane * 16;
+                if (t > 0 && w.tile(unit) + t >= w.tiles) break;
+                const uint32_t to = slot + t * S::TILE_BYTES;
+                const uint64_t below = static_cast<uint64_t>(t) * w.granules;
 #pragma unroll
                 for (int i = 0; i < 2048; i += 512)
-                    if (i < count * GRANULE_CODES<W>) copy_async16(to + i, codes + i);
+                    if (i < count * GRANULE_CODES<W>)
+                        copy_async16(to + i, codes + below * GRANULE_CODES<W> + i);
                 if (W::SCALES && lane * 16 < count * W::SCALES)
-                    copy_async16(to + S::SCALES_AT, reinterpret_cast<const uint8_t*>(a.block_scale) +
-                                                        at * W::SCALES + lane * 16);
-                to += S::TILE_BYTES;
-                at += w.granules;
+                    copy_async16(to + S::SCALES_AT, scales + below * W::SCALES);
             }
-            slot = slot + 1 == S::DEPTH ? 0 : slot + 1;
+            slot += S::STAGE;
+            if (slot >= w.ring + (warp + 1) * S::DEPTH * S::STAGE) slot -= S::DEPTH * S::STAGE;
+            codes += count * GRANULE_CODES<W>;
+            scales += count * W::SCALES;
             left -= count;
             if (left == 0) {
                 left = w.mine;
                 unit += S::WARPS;
+                codes += jump * GRANULE_CODES<W>;
+                scales += jump * W::SCALES;
             }
         }
         copy_commit();
@@ -120,7 +133,7 @@ struct Feeder {
 // COUNT or fewer granules of T tiles by all rows of x. The slot is free, and filled again, as soon
 // as its bytes are in registers.
 template <class S, int COUNT>
-__device__ __forceinline__ void stage_step(const LinearArgs& a, const Work<S>& w, uint32_t warp,
+__device__ __forceinline__ void stage_step(const Work<S>& w, uint32_t warp,
                                            Feeder<S>& feeder, uint32_t stage, uint32_t x,
                                            float (&sum)[S::T][S::MB][4], uint32_t count) {
     using W = typename S::W;
@@ -135,7 +148,7 @@ __device__ __forceinline__ void stage_step(const LinearArgs& a, const Work<S>& w
                                 stage + t * S::TILE_BYTES + S::SCALES_AT + i * W::SCALES +
                                     lane / 4 * 8);
     if (W::SCALES) __syncwarp();  // lanes read scales that others copied
-    feeder.feed(a, w, warp);
+    feeder.feed(w, warp);
 #pragma unroll
     for (int i = 0; i < COUNT * STAGES<W>; i++) {
         if (COUNT > 1 && i >= count) break;
@@ -171,9 +184,9 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, 
     using W = typename S::W;
     constexpr int T = S::T, MB = S::MB;
     const uint32_t lane = threadIdx.x % 32;
-    Feeder<S> feeder = {warp, w.mine, 0};
+    Feeder<S> feeder(a, w, warp);
 #pragma unroll 1
-    for (int i = 0; i < S::DEPTH; i++) feeder.feed(a, w, warp);
+    for (int i = 0; i < S::DEPTH; i++) feeder.feed(w, warp);
     cluster_wait();
 
     const uint32_t x_lane = w.x + lane % 8 * w.pitch + lane / 8 * 16;
@@ -192,7 +205,7 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, 
             for (uint32_t i = 0; i < count; i += S::GRANULES) {
                 copy_wait<S::DEPTH - 1>();
                 if (W::SCALES) __syncwarp();
-                stage_step<S, S::GRANULES>(a, w, warp, feeder, ring + slot * S::STAGE, x, sum,
+                stage_step<S, S::GRANULES>(w, warp, feeder, ring + slot * S::STAGE, x, sum,
                                            count - i);
                 x += S::GRANULES * 128;
                 slot = slot + 1 == S::DEPTH ? 0 : slot + 1;

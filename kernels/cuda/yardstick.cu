@@ -1,7 +1,7 @@
 // What the card can do, to measure the other kernels against: reading at full rate, and random
 // contents for buffers (on zeros a card is faster than on data).
 //
-// Compiled for all targets; not yet run.
+// Compiled for all targets; run on Hopper.
 #include "abi.cuh"
 #include "math.cuh"
 #include "ptx.cuh"
