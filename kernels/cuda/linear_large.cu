@@ -47,48 +47,6 @@ __device__ __forceinline__ Place place(const LinearArgs& a, uint32_t number) {
     return {(panel * PANEL + r % height) * BLOCK_M, r / height * BLOCK_TILES};
 }
 
-// A granule of x into a stage: rows 128 bytes apart, their 16-byte chunks permuted by the row, so
-// that readers meet no bank twice. Thread `i` of THREADS.
-template <int THREADS>
-__device__ __forceinline__ void fetch_x(const LinearArgs& a, Place at, uint32_t granule,
-                                        uint32_t stage, uint32_t i) {
-    const uint32_t chunk = i % 8, k = granule * GRANULE + chunk * 8;
-    const uint32_t bytes = k < a.k ? min(16u, (a.k - k) * 2) : 0;
-    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.x);
-#pragma unroll 4
-    for (uint32_t row = 0; row < BLOCK_M; row += THREADS / 8) {
-        const uint32_t r = row + i / 8, m = at.m + r;
-        const uint32_t some = m < a.m ? bytes : 0;
-        copy_async16(stage + r * 128 + (chunk ^ r % 8) * 16,
-                     x + (some ? static_cast<uint64_t>(m) * a.ldx + k : 0), some);
-    }
-}
-
-// A granule of W and x into a stage.
-template <class W, int THREADS>
-__device__ __forceinline__ void fetch(const LinearArgs& a, Place at, uint32_t granule,
-                                      uint32_t granules, uint32_t stage, uint32_t i) {
-    const uint8_t* codes = reinterpret_cast<const uint8_t*>(a.weight);
-    const uint8_t* scales = reinterpret_cast<const uint8_t*>(a.block_scale);
-    const uint32_t tiles = (a.n + TILE - 1) / TILE;
-    const uint32_t to = stage + X_STAGE;
-    constexpr int LINES = GRANULE_CODES<W> / 16;
-#pragma unroll 2
-    for (uint32_t line = i; line < BLOCK_TILES * LINES; line += THREADS) {
-        const uint32_t tile = at.tile + line / LINES;
-        const uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
-        copy_async16(to + line * 16, codes + from * GRANULE_CODES<W> + line % LINES * 16,
-                     tile < tiles ? 16 : 0);
-    }
-    if (W::SCALES && i < BLOCK_TILES * W::SCALES / 16) {
-        const uint32_t tile = at.tile + i / 4;
-        const uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
-        copy_async16(to + BLOCK_TILES * GRANULE_CODES<W> + i * 16,
-                     scales + from * W::SCALES + i % 4 * 16, tile < tiles ? 16 : 0);
-    }
-    fetch_x<THREADS>(a, at, granule, stage, i);
-}
-
 #ifdef WARPGROUPS
 
 struct Ring {
@@ -102,10 +60,67 @@ struct Ring {
     }
 };
 
+// A feeding thread's share of a tile: of x a piece of 16 bytes in every sixteenth row, of W pieces
+// 2 KiB apart in a stage. Few instructions a copy: four warps must keep up with the matrix unit.
+template <class W>
+struct Share {
+    static constexpr uint32_t LINES = GRANULE_CODES<W> / 16;       // pieces of a tile's granule
+    static constexpr uint32_t STEP = FEEDERS / LINES;              // tiles from a piece to the next
+    static constexpr uint32_t COPIES = BLOCK_TILES * LINES / FEEDERS;
+    const uint8_t *x, *codes, *scales;
+    uint64_t x_step, code_step;
+    uint32_t rows, tiles, column;  // rows and tiles from this thread's first on; its column of x
+    uint32_t to_x, to_codes;
+
+    __device__ __forceinline__ Share(const LinearArgs& a, Place at, uint32_t granules, uint32_t i) {
+        const uint32_t row = i / 8, tile = at.tile + i / LINES, all = (a.n + TILE - 1) / TILE;
+        column = i % 8 * 8;
+        x = reinterpret_cast<const uint8_t*>(a.x) +
+            (static_cast<uint64_t>(at.m + row) * a.ldx + column) * 2;
+        x_step = static_cast<uint64_t>(a.ldx) * 16 * 2;
+        rows = at.m + row < a.m ? a.m - at.m - row : 0;
+        tiles = tile < all ? all - tile : 0;
+        codes = reinterpret_cast<const uint8_t*>(a.weight) +
+                static_cast<uint64_t>(tile) * granules * GRANULE_CODES<W> + i % LINES * 16;
+        code_step = static_cast<uint64_t>(STEP) * granules * GRANULE_CODES<W>;
+        to_x = row * 128 + (i % 8 ^ row % 8) * 16;
+        to_codes = X_STAGE + i * 16;
+        scales = nullptr;
+        if (W::SCALES && at.tile + i / 4 < all && i < BLOCK_TILES * 4)
+            scales = reinterpret_cast<const uint8_t*>(a.block_scale) +
+                     static_cast<uint64_t>(at.tile + i / 4) * granules * W::SCALES + i % 4 * 16;
+    }
+
+    // The next granule.
+    __device__ __forceinline__ void copy(const LinearArgs& a, uint32_t stage, uint32_t i) {
+        const uint32_t there = column < a.k ? rows : 0;
+        const uint8_t* from = x;
+#pragma unroll
+        for (uint32_t j = 0; j < BLOCK_M / 16; j++) {
+            copy_async16(stage + to_x + j * 2048, from, there > j * 16 ? 16 : 0);
+            from += x_step;
+        }
+        from = codes;
+#pragma unroll
+        for (uint32_t q = 0; q < COPIES; q++) {
+            copy_async16(stage + to_codes + q * 2048, from, tiles > q * STEP ? 16 : 0);
+            from += code_step;
+        }
+        if (W::SCALES && scales) {
+            copy_async16(stage + X_STAGE + BLOCK_TILES * GRANULE_CODES<W> + i * 16, scales);
+            scales += W::SCALES;
+        }
+        x += GRANULE * 2;
+        codes += GRANULE_CODES<W>;
+        column += GRANULE;
+    }
+};
+
 // Brings granules of all tiles of this block, up to the ring's depth ahead. Each thread waits for
 // its own copies, three stages late, and then tells the matrix unit.
 template <class W>
 __device__ __forceinline__ void feed(const LinearArgs& a, Ring ring) {
+    const uint32_t i = threadIdx.x - MULTIPLIERS;
     const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
     constexpr uint32_t LATE = 3;
     uint32_t under_way = 0, late_slot = 0;
@@ -116,11 +131,10 @@ __device__ __forceinline__ void feed(const LinearArgs& a, Ring ring) {
         under_way--;
     };
     for (uint32_t number = blockIdx.x; number < m_blocks(a) * n_blocks(a); number += gridDim.x) {
-        const Place at = place(a, number);
+        Share<W> share(a, place(a, number), granules, i);
         for (uint32_t granule = 0; granule < granules; granule++) {
             barrier_wait(ring.empty + ring.slot * 8, ring.parity ^ 1);
-            fetch<W, FEEDERS>(a, at, granule, granules, ring.stages + ring.slot * STAGE<W>,
-                              threadIdx.x - MULTIPLIERS);
+            share.copy(a, ring.stages + ring.slot * STAGE<W>, i);
             copy_commit();
             ring.advance();
             if (++under_way > LATE) {
@@ -278,6 +292,48 @@ __device__ __forceinline__ void product(const LinearArgs& a) {
 
 constexpr int RING = 3;
 
+// A granule of x into a stage: rows 128 bytes apart, their 16-byte chunks permuted by the row, so
+// that readers meet no bank twice.
+__device__ __forceinline__ void fetch_x(const LinearArgs& a, Place at, uint32_t granule,
+                                        uint32_t stage) {
+    const uint32_t i = threadIdx.x, chunk = i % 8, k = granule * GRANULE + chunk * 8;
+    const uint32_t bytes = k < a.k ? min(16u, (a.k - k) * 2) : 0;
+    const uint16_t* x = reinterpret_cast<const uint16_t*>(a.x);
+#pragma unroll 4
+    for (uint32_t row = 0; row < BLOCK_M; row += MULTIPLIERS / 8) {
+        const uint32_t r = row + i / 8, m = at.m + r;
+        const uint32_t some = m < a.m ? bytes : 0;
+        copy_async16(stage + r * 128 + (chunk ^ r % 8) * 16,
+                     x + (some ? static_cast<uint64_t>(m) * a.ldx + k : 0), some);
+    }
+}
+
+// A granule of W and x into a stage.
+template <class W>
+__device__ __forceinline__ void fetch(const LinearArgs& a, Place at, uint32_t granule,
+                                      uint32_t granules, uint32_t stage) {
+    const uint32_t i = threadIdx.x;
+    const uint8_t* codes = reinterpret_cast<const uint8_t*>(a.weight);
+    const uint8_t* scales = reinterpret_cast<const uint8_t*>(a.block_scale);
+    const uint32_t tiles = (a.n + TILE - 1) / TILE;
+    const uint32_t to = stage + X_STAGE;
+    constexpr int LINES = GRANULE_CODES<W> / 16;
+#pragma unroll 2
+    for (uint32_t line = i; line < BLOCK_TILES * LINES; line += MULTIPLIERS) {
+        const uint32_t tile = at.tile + line / LINES;
+        const uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
+        copy_async16(to + line * 16, codes + from * GRANULE_CODES<W> + line % LINES * 16,
+                     tile < tiles ? 16 : 0);
+    }
+    if (W::SCALES && i < BLOCK_TILES * W::SCALES / 16) {
+        const uint32_t tile = at.tile + i / 4;
+        const uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
+        copy_async16(to + BLOCK_TILES * GRANULE_CODES<W> + i * 16,
+                     scales + from * W::SCALES + i % 4 * 16, tile < tiles ? 16 : 0);
+    }
+    fetch_x(a, at, granule, stage);
+}
+
 template <class W, int BLOCK>
 __device__ __forceinline__ void step(const typename W::Raw (&raw)[2], uint32_t kb, uint32_t x_rows,
                                      float (&sum)[2][8][4]) {
@@ -328,7 +384,7 @@ __device__ __forceinline__ void one_tile(const LinearArgs& a, Place at, uint32_t
     const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
 #pragma unroll
     for (int i = 0; i < RING - 1; i++) {
-        if (i < granules) fetch<W, MULTIPLIERS>(a, at, i, granules, base + i * STAGE<W>, threadIdx.x);
+        if (i < granules) fetch<W>(a, at, i, granules, base + i * STAGE<W>);
         copy_commit();
     }
     float total[2][8][4] = {};
@@ -348,8 +404,7 @@ __device__ __forceinline__ void one_tile(const LinearArgs& a, Place at, uint32_t
         __syncthreads();  // this stage is whole, and all have left the one before
         uint32_t next = granule + RING - 1;
         if (next < granules)
-            fetch<W, MULTIPLIERS>(a, at, next, granules, base + next % RING * STAGE<W>,
-                                  threadIdx.x);
+            fetch<W>(a, at, next, granules, base + next % RING * STAGE<W>);
         copy_commit();
         granule_step<W>(base + granule % RING * STAGE<W>, warp_n, warp_m, sum);
     }

@@ -75,19 +75,22 @@ struct WeightsFp8 {
         r.v[1] = load_shared16(codes + 512);
         return r;
     }
-    // Bytes 1 and 3 of w: the code's bits read as bf16 are its value times 2^-120, subnormals too.
-    static __device__ __forceinline__ uint32_t expand(uint32_t w) {
-        uint32_t bits = (w & 0x80008000u) | ((w & 0x7f007f00u) >> 4);
-        return mul_bf16x2(bits, 0x7b807b80u);  // 2^120
+    // A code's bits read as bf16 are its value times 2^-120, subnormals too. Upwards, bits move by
+    // multiplication: multipliers are idle here, and shifters are not.
+    static __device__ __forceinline__ uint32_t even(uint32_t w) {  // bytes 0 and 2
+        return mul_bf16x2((w & 0x007f007fu) * 16 | (w * 256 & 0x80008000u), 0x7b807b80u);  // 2^120
+    }
+    static __device__ __forceinline__ uint32_t odd(uint32_t w) {  // bytes 1 and 3
+        return mul_bf16x2((w >> 4 & 0x07f007f0u) | (w & 0x80008000u), 0x7b807b80u);
     }
     template <int BLOCK>
     static __device__ __forceinline__ void fragment(const Raw& r, uint32_t (&a)[4]) {
         uint32_t low = BLOCK % 2 ? r.v[BLOCK / 2].z : r.v[BLOCK / 2].x;
         uint32_t high = BLOCK % 2 ? r.v[BLOCK / 2].w : r.v[BLOCK / 2].y;
-        a[0] = expand(low << 8);
-        a[1] = expand(low);
-        a[2] = expand(high << 8);
-        a[3] = expand(high);
+        a[0] = even(low);
+        a[1] = odd(low);
+        a[2] = even(high);
+        a[3] = odd(high);
     }
 };
 
@@ -110,18 +113,20 @@ struct WeightsNvfp4 {
     // Byte BLOCK of w as bf16 twice, times 2^118.
     template <int BLOCK>
     static __device__ __forceinline__ uint32_t scale(uint32_t w) {
-        uint32_t twice = __byte_perm(w, 0, BLOCK | 4 << 4 | BLOCK << 8 | 4 << 12);
-        return twice * 16 + 0x75807580u;
+        uint32_t code = __byte_perm(w, 0, BLOCK | 4 << 4 | 4 << 8 | 4 << 12);
+        return code * 0x00100010u + 0x75807580u;
     }
     template <int BLOCK>
     static __device__ __forceinline__ void fragment(const Raw& r, uint32_t (&a)[4]) {
         uint32_t w = BLOCK == 0 ? r.v.x : BLOCK == 1 ? r.v.y : BLOCK == 2 ? r.v.z : r.v.w;
         uint32_t upper = scale<BLOCK>(r.s.x), lower = scale<BLOCK>(r.s.y);
-        // A magnitude at bits 8..6 read as bf16 is its value times 2^-126.
-        uint32_t c0 = w & 0x81c081c0u;
-        uint32_t c1 = w << 3 & 0x81c081c0u;
-        uint32_t c2 = (w << 1 & 0x80008000u) | (w << 6 & 0x01c001c0u);
-        uint32_t c3 = (w << 2 & 0x80008000u) | (w >> 3 & 0x01c001c0u);
+        // A magnitude at bits 8..6 read as bf16 is its value times 2^-126. Products by 66 and 33 are
+        // two shifts whose bits do not meet; multipliers are idle here, and shifters are not.
+        constexpr uint32_t SEEN = 0x81c081c0u;
+        uint32_t c0 = w & SEEN;
+        uint32_t c1 = w * 8 & SEEN;
+        uint32_t c2 = (w & 0x40074007u) * 66 & SEEN;
+        uint32_t c3 = (w >> 3 & 0x05c005c0u) * 33 & SEEN;
         a[0] = mul_bf16x2(c0, upper);
         a[1] = mul_bf16x2(c1, lower);
         a[2] = mul_bf16x2(c2, upper);
