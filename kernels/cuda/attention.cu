@@ -35,7 +35,7 @@ struct Layout {
     static constexpr int PITCH = D * 2;
     static constexpr int TILE = TILE_KEYS * PITCH;  // keys or values
     // Mirrored in abi/attention.rs.
-    static constexpr int SLOTS = D == 512 ? (Q == 1 ? 6 : 5) : D == 256 ? (Q == 1 ? 5 : 8) : 6;
+    static constexpr int SLOTS = D == 512 ? (Q == 1 ? 2 : 5) : D == 256 ? (Q == 1 ? 5 : 8) : 6;
     static constexpr int VECTORS = 16 * Q;
     static constexpr int PARTS = D == 64 ? 4 : 8;     // warps that share a score
     static constexpr int MINE = D / 16 / PARTS;       // pairs of chunks a warp has
@@ -68,22 +68,20 @@ __device__ __forceinline__ uint2 place(const Work& w, uint32_t vector) {
     return make_uint2(w.row + vector / w.group, w.head * w.group + vector % w.group);
 }
 
-// Keys (`which` 0) or values of a tile to a slot; in values-only layers there is but one kind.
-template <int D, int Q, bool V>
+// Keys or values of a tile to a slot; `row` of the pages is the first.
+template <int D>
 __device__ __forceinline__ void fetch_side(const AttentionArgs& a, const Work& w, uint32_t position,
-                                           uint32_t which, uint32_t page, uint32_t slot) {
-    using L = Layout<D, Q, V>;
-    const uint64_t head = (static_cast<uint64_t>(page) * a.kv_heads + w.head) * (V ? 1 : 2) + which;
-    const uint16_t* from =
-        reinterpret_cast<const uint16_t*>(a.kv) + (head * a.page + position % a.page) * D;
-    constexpr int CHUNKS = D / 8;
+                                           uint32_t row, uint32_t slot) {
+    constexpr uint32_t CHUNKS = D / 8;
+    const uint16_t* from = reinterpret_cast<const uint16_t*>(a.kv) + static_cast<uint64_t>(row) * D +
+                           threadIdx.x * 8;
+    const uint32_t first = position - w.low, count = w.high - w.low;
 #pragma unroll
-    for (int j = 0; j < static_cast<int>(TILE_KEYS * CHUNKS / THREADS); j++) {
+    for (uint32_t j = 0; j < TILE_KEYS * CHUNKS / THREADS; j++) {
         const uint32_t i = j * THREADS + threadIdx.x, key = i / CHUNKS, chunk = i % CHUNKS;
         // Slots nobody sees may hold anything; as zeros they cannot make a NaN.
-        const bool seen = position + key >= w.low && position + key < w.high;
-        copy_async16(slot + chunk_at<L::PITCH>(key, chunk), from + key * D + chunk * 8,
-                     seen ? 16 : 0);
+        copy_async16(slot + chunk_at<D * 2>(key, chunk), from + j * THREADS * 8,
+                     first + key < count ? 16 : 0);
     }
 }
 
@@ -134,7 +132,7 @@ __device__ __forceinline__ void load_part(const AttentionArgs& a, const Work& w,
 // Cosines and sines for a lane's pair of elements and one key; 1 and 0 where nothing turns.
 __device__ __forceinline__ float4 turn_of(const AttentionArgs& a, const Work& w, uint32_t position,
                                           uint32_t element) {
-    if (element >= a.pairs || position < w.low || position >= w.high)
+    if (element >= a.pairs || position - w.low >= w.high - w.low)
         return make_float4(1.0f, 0.0f, 1.0f, 0.0f);
     return *reinterpret_cast<const float4*>(reinterpret_cast<const float2*>(a.turns) +
                                             static_cast<uint64_t>(position) * a.pairs + element);
@@ -150,11 +148,12 @@ __device__ __forceinline__ void load_turns(const AttentionArgs& a, const Work& w
 }
 
 // A key's pair of lower elements and their partners, from its values.
+template <bool TURNS>
 __device__ __forceinline__ void form_key(uint32_t& low, uint32_t& high, const float (&norm)[4],
-                                         bool turns, float4 turn) {
+                                         float4 turn) {
     float l[2] = {low_bf16(low) * norm[0], high_bf16(low) * norm[1]};
     float h[2] = {low_bf16(high) * norm[2], high_bf16(high) * norm[3]};
-    if (turns) {
+    if (TURNS) {
         const float cosine[2] = {turn.x, turn.z}, sine[2] = {turn.y, turn.w};
 #pragma unroll
         for (int i = 0; i < 2; i++) {
@@ -183,15 +182,19 @@ __device__ __forceinline__ void scores(const AttentionArgs& a, const Work& w, ui
             const uint32_t chunk = warp + i * L::PARTS;
             uint32_t k[4];
             load_matrix4(k, keys + chunk_at<L::PITCH>(row, chunk + lane / 8 % 2 * (D / 16)));
-            if (V) {
-#pragma unroll
-                for (int n = 0; n < 2; n++) {
+            if constexpr (V) {
+                if (i == 0) {
+                    form_key<true>(k[0], k[1], part.norm[i], part.turn[two * 2]);
+                    form_key<true>(k[2], k[3], part.norm[i], part.turn[two * 2 + 1]);
+                } else if (chunk * 8 < a.pairs) {  // in no public model: half of a head turns
+                    const uint32_t key = position + two * 16 + lane / 4;
                     const uint32_t element = chunk * 8 + lane % 4 * 2;
-                    const bool turns = chunk * 8 < a.pairs;
-                    float4 turn = part.turn[V ? two * 2 + n : 0];
-                    if (i > 0 && turns)
-                        turn = turn_of(a, w, position + (two * 2 + n) * 8 + lane / 4, element);
-                    form_key(k[2 * n], k[2 * n + 1], part.norm[V ? i : 0], turns, turn);
+                    form_key<true>(k[0], k[1], part.norm[i], turn_of(a, w, key, element));
+                    form_key<true>(k[2], k[3], part.norm[i], turn_of(a, w, key + 8, element));
+                } else {
+                    const float4 none = make_float4(1.0f, 0.0f, 1.0f, 0.0f);
+                    form_key<false>(k[0], k[1], part.norm[i], none);
+                    form_key<false>(k[2], k[3], part.norm[i], none);
                 }
             }
 #pragma unroll
@@ -350,10 +353,14 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const uint32_t table_first = reinterpret_cast<const uint32_t*>(a.table_first)[w.seq];
     const uint32_t first_tile = w.low / TILE_KEYS;
     const uint32_t tiles = (w.high - 1) / TILE_KEYS + 1 - first_tile;
-    uint32_t* pages = reinterpret_cast<uint32_t*>(shared + L::PAGES);
-    if (threadIdx.x < tiles)
-        pages[threadIdx.x] =
-            table[(first_tile + threadIdx.x) * TILE_KEYS / a.page - table_first];
+    // The first row of each tile in the pages.
+    uint32_t* rows = reinterpret_cast<uint32_t*>(shared + L::PAGES);
+    if (threadIdx.x < tiles) {
+        const uint32_t position = (first_tile + threadIdx.x) * TILE_KEYS;
+        const uint32_t page = table[position / a.page - table_first];
+        rows[threadIdx.x] =
+            (page * a.kv_heads + w.head) * (V ? 1 : 2) * a.page + position % a.page;
+    }
     for (uint32_t v = threadIdx.x; v < L::VECTORS; v += THREADS) {
         uint2 range = make_uint2(0, 0);
         if (w.first + v < w.vectors) {
@@ -369,8 +376,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const auto bring = [&](uint32_t side) {
         const uint32_t t = side / SIDES;
         if (t < tiles)
-            fetch_side<D, Q, V>(a, w, (first_tile + t) * TILE_KEYS, side % SIDES, pages[t],
-                                base + side % SLOTS * L::TILE);
+            fetch_side<D>(a, w, (first_tile + t) * TILE_KEYS, rows[t] + side % SIDES * a.page,
+                          base + side % SLOTS * L::TILE);
         copy_commit();
     };
 #pragma unroll 1
@@ -507,8 +514,8 @@ ATTENTION(attention_d128_q1, 128, 1, false, 2)
 ATTENTION(attention_d128_q3, 128, 3, false, 2)
 ATTENTION(attention_d256_q1, 256, 1, false, 2)
 ATTENTION(attention_d256_q3, 256, 3, false, 1)
-ATTENTION(attention_d512_q1, 512, 1, false, 1)
+ATTENTION(attention_d512_q1, 512, 1, false, 2)
 ATTENTION(attention_d512_q3, 512, 3, false, 1)
 // The only head that real values-only layers have.
-ATTENTION(attention_values_d512_q1, 512, 1, true, 1)
+ATTENTION(attention_values_d512_q1, 512, 1, true, 2)
 ATTENTION(attention_values_d512_q3, 512, 3, true, 1)

@@ -112,7 +112,8 @@ impl AttentionPlan {
         let per_block = 16 * blocks;
         // Mirrors the layout in attention.cu.
         let slots = match (head_dim, blocks) {
-            (512, 1) | (64 | 128, _) => 6,
+            (512, 1) => 2,
+            (64 | 128, _) => 6,
             (256, 3) => 8,
             _ => 5,
         };
