@@ -11,8 +11,9 @@ use std::{
 };
 
 pub use safetensors::Dtype;
-use safetensors::SafeTensors;
 use serde::Deserialize;
+
+use super::{header, partial::unfinished};
 
 /// A checkpoint that cannot be read. Every form names the file.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +29,24 @@ pub enum CheckpointError {
     /// No weights in the folder.
     #[error("{0} holds neither model.safetensors nor model.safetensors.index.json")]
     NoWeights(PathBuf),
+    /// A file of the index is not there.
+    #[error("{file} is not there, and {index} names it; fetch the checkpoint again")]
+    NoShard {
+        /// The missing file.
+        file: PathBuf,
+        /// The index.
+        index: PathBuf,
+    },
+    /// A file is not there yet.
+    #[error(
+        "{file} is not there: its download has not finished ({partial}); run the download again"
+    )]
+    Unfinished {
+        /// The missing file.
+        file: PathBuf,
+        /// What there is of it, or of a file beside it.
+        partial: PathBuf,
+    },
     /// The file is not what it should be.
     #[error("{file} is damaged: {problem}; fetch it again")]
     Damaged {
@@ -180,6 +199,11 @@ impl Checkpoint {
             checkpoint.add(map(&single)?, single)?;
         } else if index.is_file() {
             checkpoint.add_shards(dir, &index)?;
+        } else if let Some(partial) = unfinished(dir, "model") {
+            return Err(CheckpointError::Unfinished {
+                file: single,
+                partial,
+            });
         } else {
             return Err(CheckpointError::NoWeights(dir.to_owned()));
         }
@@ -225,6 +249,9 @@ impl Checkpoint {
                 return Err(damaged(format!("{name:?} is not a plain file name")));
             }
             let path = dir.join(name);
+            if !path.is_file() {
+                return Err(absent(dir, path, name, index));
+            }
             self.add(map(&path)?, path)?;
         }
         for (tensor, file) in &parsed.weight_map {
@@ -249,31 +276,15 @@ impl Checkpoint {
             file: file.to_path_buf(),
             problem,
         };
-        let bytes = source.bytes();
-        let (header, metadata) =
-            SafeTensors::read_metadata(bytes).map_err(|e| damaged(describe(&e, bytes.len())))?;
-        let data = header + 8;
-        for name in metadata.offset_keys() {
-            let Some(info) = metadata.info(&name) else {
-                continue;
-            };
-            let (start, end) = info.data_offsets;
-            let length = byte_length(info.dtype, &info.shape)
-                .ok_or_else(|| damaged(format!("tensor {name} has an impossible shape")))?;
-            let range = data + start..data + end;
-            if start > end || range.end > bytes.len() || end - start != length {
-                return Err(damaged(format!(
-                    "tensor {name} should be {length} bytes at {start}..{end} of {}",
-                    bytes.len() - data
-                )));
-            }
+        for entry in header::read(source.bytes()).map_err(damaged)? {
+            let name = entry.name;
             let tensor = Tensor {
                 name: name.clone(),
                 file: file.clone(),
-                dtype: info.dtype,
-                shape: info.shape.clone(),
+                dtype: entry.dtype,
+                shape: entry.shape,
                 source: source.clone(),
-                range,
+                range: entry.range,
             };
             if let Some(other) = self.tensors.insert(name.clone(), tensor) {
                 return Err(CheckpointError::Twice {
@@ -287,22 +298,14 @@ impl Checkpoint {
     }
 }
 
-fn byte_length(dtype: Dtype, shape: &[usize]) -> Option<usize> {
-    let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
-    let bits = elements.checked_mul(dtype.bitsize())?;
-    (bits % 8 == 0).then_some(bits / 8)
-}
-
-fn describe(error: &safetensors::SafeTensorError, length: usize) -> String {
-    use safetensors::SafeTensorError as E;
-    match error {
-        E::HeaderTooSmall | E::InvalidHeaderLength => {
-            format!("it ends within its header ({length} bytes in all)")
-        }
-        E::MetadataIncompleteBuffer => {
-            format!("it is shorter or longer ({length} bytes) than its header says")
-        }
-        other => other.to_string(),
+/// A shard that the index names and that is not there.
+fn absent(dir: &Path, file: PathBuf, name: &str, index: &Path) -> CheckpointError {
+    match unfinished(dir, name) {
+        Some(partial) => CheckpointError::Unfinished { file, partial },
+        None => CheckpointError::NoShard {
+            file,
+            index: index.to_owned(),
+        },
     }
 }
 

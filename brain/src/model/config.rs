@@ -21,13 +21,28 @@ pub enum ConfigError {
     #[error("is not a model configuration: {0}")]
     Syntax(String),
     /// Another architecture.
-    #[error("model_type is {found:?}, which is not served; expected {expected}")]
+    #[error(
+        "model_type is {found:?}, another family of models, which is not served; \
+         expected {expected}"
+    )]
     Architecture {
         /// What the file says.
         found: String,
         /// What would do.
         expected: &'static str,
     },
+    /// An assistant where a model should be.
+    #[error(
+        "is an MTP assistant ({0}), not a model: give it as --drafter, and the model that it was \
+         made for as --model"
+    )]
+    Assistant(String),
+    /// A model where an assistant should be.
+    #[error(
+        "is a whole model ({0}), not an MTP assistant: give the assistant made for --model, whose \
+         name ends in -assistant, or --drafter none"
+    )]
+    NoAssistant(String),
     /// A field is missing or contradicts another.
     #[error("{field}: {problem}")]
     Field {
@@ -123,6 +138,9 @@ pub const MAX_HEAD: usize = 1024;
 pub fn parse_target(json: &[u8]) -> Result<Plan, ConfigError> {
     let top = object(json)?;
     let outer = model_type(&top);
+    if is_assistant(&outer) {
+        return Err(ConfigError::Assistant(outer));
+    }
     let text = match top.get("text_config") {
         Some(Value::Object(text)) if is_target(&outer) => text.clone(),
         None if is_target(&outer) => top,
@@ -148,10 +166,10 @@ pub fn parse_target(json: &[u8]) -> Result<Plan, ConfigError> {
 pub fn parse_assistant(json: &[u8]) -> Result<DraftPlan, ConfigError> {
     let top = object(json)?;
     let outer = model_type(&top);
-    if !matches!(
-        outer.as_str(),
-        "gemma4_assistant" | "gemma4_unified_assistant"
-    ) {
+    if is_target(&outer) {
+        return Err(ConfigError::NoAssistant(outer));
+    }
+    if !is_assistant(&outer) {
         return Err(ConfigError::Architecture {
             found: outer,
             expected: "gemma4_assistant or gemma4_unified_assistant",
@@ -193,6 +211,10 @@ pub fn parse_assistant(json: &[u8]) -> Result<DraftPlan, ConfigError> {
         backbone,
         head,
     })
+}
+
+fn is_assistant(model_type: &str) -> bool {
+    matches!(model_type, "gemma4_assistant" | "gemma4_unified_assistant")
 }
 
 fn is_target(model_type: &str) -> bool {

@@ -270,7 +270,11 @@ fn assistants_are_read() {
     for (changes, words) in [
         (
             serde_json::json!({"model_type": "gemma4"}),
-            "gemma4_assistant",
+            "is a whole model (gemma4), not an MTP assistant",
+        ),
+        (
+            serde_json::json!({"model_type": "llama"}),
+            "\"llama\", another family of models, which is not served; expected gemma4_assistant",
         ),
         (
             serde_json::json!({"backbone_hidden_size": null}),

@@ -67,7 +67,12 @@ pub fn digest(tensors: &[Tensor], plan: &Plan) -> Digest {
 }
 
 fn hash_all(tensors: &[Tensor]) -> Vec<(String, &Tensor, blake3::Hash)> {
-    let hashes = spread(tensors, |t| blake3::hash(t.bytes()));
+    let hashes = spread(tensors, |t| {
+        let hash = blake3::hash(t.bytes());
+        // Whoever packs it reads it again, and holds one copy of it from then on, not two.
+        t.release();
+        hash
+    });
     let name = |t: &Tensor| text_name(t.name()).unwrap_or(t.name()).to_owned();
     tensors
         .iter()

@@ -22,6 +22,8 @@ pub struct GenerationDefaults {
     pub pad: Option<TokenId>,
     /// Never emitted.
     pub suppressed: Vec<TokenId>,
+    /// Stands for a video, in models that see. Only the target's tokenizer knows it.
+    pub video: Option<TokenId>,
 }
 
 /// Reads the defaults; what generation_config.json leaves out comes from config.json.
@@ -58,6 +60,7 @@ pub fn parse(generation: Option<&[u8]>, config: &[u8]) -> Result<GenerationDefau
         bos: tokens("bos_token_id")?.first().copied(),
         pad: tokens("pad_token_id")?.first().copied(),
         suppressed: tokens("suppress_tokens")?,
+        video: tokens("video_token_id")?.first().copied(),
     })
 }
 
@@ -89,11 +92,12 @@ mod tests {
         let generation = br#"{"do_sample":true,"temperature":1.0,"top_k":64,"top_p":0.95,
             "eos_token_id":[1,106,50],"suppress_tokens":[258883,258882]}"#;
         let config =
-            br#"{"eos_token_id":[1,106],"text_config":{"bos_token_id":2,"pad_token_id":0}}"#;
+            br#"{"eos_token_id":[1,106],"video_token_id":258884,"text_config":{"bos_token_id":2,"pad_token_id":0}}"#;
         let d = parse(Some(generation), config).unwrap();
         assert_eq!((d.temperature, d.top_k, d.top_p), (1.0, 64, 0.95));
         assert_eq!((d.eos, d.bos, d.pad), (vec![1, 106, 50], Some(2), Some(0)));
         assert_eq!(d.suppressed, [258_883, 258_882]);
+        assert_eq!(d.video, Some(258_884));
         let plain = parse(None, config).unwrap();
         assert_eq!((plain.temperature, plain.eos), (0.0, vec![1, 106]));
         let single = parse(Some(br#"{"eos_token_id":1}"#), config).unwrap();

@@ -9,12 +9,19 @@ pub mod checkpoint;
 pub mod config;
 pub mod drafter;
 pub mod fingerprint;
+#[cfg(test)]
+#[path = "../../tests/support/forms.rs"]
+pub(crate) mod forms;
 pub mod gemma;
 pub mod generation;
+mod header;
 pub mod inventory;
+
 pub mod kv_scales;
 pub mod names;
+mod partial;
 pub mod plan;
+pub mod quant_config;
 mod spread;
 pub mod weight;
 pub mod weights;
@@ -137,6 +144,10 @@ pub struct LoadedModel {
     pub defaults: GenerationDefaults,
     /// Hash of everything but a back end's recipe.
     pub digest: Digest,
+    /// Things worth a warning, one line each.
+    pub notes: Vec<String>,
+    /// Calibrated scales of an FP8 cache that were found, of keys and of values.
+    pub kv_scales: usize,
 }
 
 /// Loads a checkpoint folder.
@@ -146,11 +157,13 @@ pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError>
     }
     let config = read(&dir.join("config.json"))?;
     let generation = read_optional(&dir.join("generation_config.json"))?;
+    let quantization = read_optional(&dir.join("hf_quant_config.json"))?;
     let plan = parse_config(dir, &config)?;
     let files = Files {
         folder: dir,
         config: &config,
         generation: generation.as_deref(),
+        quantization: quantization.as_deref(),
     };
     let mut model = assemble(&files, plan, Checkpoint::open(dir)?)?;
     let assistant = match &options.drafter {
@@ -191,6 +204,7 @@ pub fn load_embedded(
         folder,
         config: target.config,
         generation: target.generation_config,
+        quantization: None,
     };
     let mut model = assemble(&files, plan, checkpoint)?;
     if let Some(assistant) = embedded.assistant.as_ref().filter(|_| drafter) {
@@ -207,6 +221,7 @@ struct Files<'a> {
     folder: &'a Path,
     config: &'a [u8],
     generation: Option<&'a [u8]>,
+    quantization: Option<&'a [u8]>,
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
@@ -259,12 +274,23 @@ fn assemble(
         .cloned()
         .collect();
     let digest = digest(&text, &plan);
+    let notes = quant_config::differences(files.config, files.quantization, &weights.all());
+    let kv_scales = weights
+        .layers
+        .iter()
+        .map(|l| l.attention.kv_scales.count())
+        .sum();
     Ok(LoadedModel {
         plan,
         weights,
         drafter: None,
         defaults,
         digest,
+        notes: notes
+            .into_iter()
+            .map(|note| format!("{}: {note}", folder.display()))
+            .collect(),
+        kv_scales,
     })
 }
 

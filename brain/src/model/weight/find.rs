@@ -12,11 +12,7 @@ use crate::model::{
 const GROUPS: [usize; 4] = [32, 128, 64, 16];
 
 /// A tensor of plain numbers of this very shape.
-pub(in crate::model) fn plain(
-    unused: &mut Unused,
-    name: &str,
-    shape: &[usize],
-) -> Result<Weight, NameError> {
+pub(crate) fn plain(unused: &mut Unused, name: &str, shape: &[usize]) -> Result<Weight, NameError> {
     let tensor = unused.take(name, shape)?;
     if !is_plain(tensor.dtype()) {
         return Err(NameError::dtype(&tensor, "bf16, fp16 or fp32"));
@@ -25,7 +21,7 @@ pub(in crate::model) fn plain(
 }
 
 /// The matrix `[rows, cols]` of module `base`, in whatever form it is stored.
-pub(in crate::model) fn linear(
+pub(crate) fn linear(
     unused: &mut Unused,
     base: &str,
     [rows, cols]: [usize; 2],
@@ -35,7 +31,7 @@ pub(in crate::model) fn linear(
 
 /// All experts of a layer, stored one by one (`base.7.gate_proj.weight`) or as stacks
 /// (`base.gate_up_proj`).
-pub(in crate::model) fn experts(
+pub(crate) fn experts(
     unused: &mut Unused,
     base: &str,
     moe: &Moe,

@@ -17,7 +17,7 @@ pub use fp8::{Fp8, Fp8Scale};
 pub use int4::Int4;
 pub use nvfp4::Nvfp4;
 
-pub(super) use find::{experts, linear, plain};
+pub(crate) use find::{experts, linear, plain};
 
 use super::{
     checkpoint::{Dtype, Tensor},

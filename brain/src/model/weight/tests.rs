@@ -1,10 +1,7 @@
 use super::*;
 use crate::model::{checkpoint::Checkpoint, names::Unused, plan::Moe};
 
-#[path = "../../../tests/support/forms.rs"]
-mod forms;
-
-use forms::{ALL, Stored, Written, quantise};
+use crate::model::forms::{self, ALL, Stored, Written, quantise};
 
 fn noise(i: usize) -> f32 {
     let x = (i as u32).wrapping_mul(2_654_435_761) >> 8;
