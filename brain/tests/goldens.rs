@@ -22,7 +22,7 @@ struct Golden {
     rounds: Vec<Vec<usize>>,
 }
 
-const VARIANTS: [&str; 6] = ["e2b", "e4b", "12b", "26b", "31b", "all"];
+const VARIANTS: [&str; 7] = ["e2b", "e4b", "12b", "26b", "31b", "groups", "all"];
 const WINDOW: usize = 6;
 
 fn golden(name: &str) -> Golden {
@@ -62,7 +62,14 @@ fn executor(golden: &Golden) -> CpuExecutor {
     CpuExecutor::new(model, &options()).unwrap()
 }
 
-/// Largest difference of the logits after tokens fed in the given pieces.
+/// Natural logarithms of the probabilities that logits stand for.
+fn logprobs(logits: &[f32]) -> Vec<f32> {
+    let most = logits.iter().copied().fold(f32::MIN, f32::max);
+    let total: f32 = logits.iter().map(|x| (x - most).exp()).sum();
+    logits.iter().map(|x| x - most - total.ln()).collect()
+}
+
+/// Largest difference of logits and of log-probabilities after tokens fed in the given pieces.
 fn difference(golden: &Golden, pieces: &[usize]) -> f32 {
     let mut executor = executor(golden);
     let mut sequence = Sequence::new(&executor, 0, params(0.0));
@@ -74,11 +81,11 @@ fn difference(golden: &Golden, pieces: &[usize]) -> f32 {
     }
     let logits = executor.last_logits().last().unwrap();
     let expected = &golden.logits[fed - 1];
-    logits
-        .iter()
-        .zip(expected)
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, f32::max)
+    let furthest = |a: &[f32], b: &[f32]| {
+        let far = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+        far.fold(0.0, f32::max)
+    };
+    furthest(logits, expected).max(furthest(&logprobs(logits), &logprobs(expected)))
 }
 
 #[test]

@@ -44,6 +44,9 @@ VARIANTS = {
                 enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=20),
     "31b": dict(num_key_value_heads=4, num_global_key_value_heads=2, layer_types=[S, S, S, F],
                 attention_k_eq_v=True),
+    # Query heads per key head as in the real 12B: 2 in sliding layers, 16 in full ones.
+    "groups": dict(num_attention_heads=16, num_key_value_heads=8, num_global_key_value_heads=1,
+                   layer_types=[S, S, F], attention_k_eq_v=True),
     "all": dict(num_key_value_heads=4, num_global_key_value_heads=2, layer_types=[S, S, F, S, S, F],
                 num_kv_shared_layers=3, attention_k_eq_v=True, hidden_size_per_layer_input=6,
                 vocab_size_per_layer_input=VOCAB, use_double_wide_mlp=True, enable_moe_block=True, num_experts=6,
@@ -90,6 +93,7 @@ def make_assistant(name):
     from transformers.models.gemma4_assistant.modeling_gemma4_assistant import Gemma4AssistantForCausalLM
     v = VARIANTS[name]
     text = {**BASE, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4, "layer_types": [S, S, S, F],
+            "num_attention_heads": v.get("num_attention_heads", BASE["num_attention_heads"]),
             "num_key_value_heads": v["num_key_value_heads"], "attention_k_eq_v": v.get("attention_k_eq_v", False),
             "num_global_key_value_heads": v.get("num_global_key_value_heads"), "num_kv_shared_layers": 4,
             "vocab_size_per_layer_input": 0, "final_logit_softcapping": None, "attn_implementation": "eager"}
