@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use crate::{
     backend::{
         Executor, Limits,
-        cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS},
+        cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS, auto_kv_memory},
         fake::{FakeExecutor, FakeOptions, SLOT_BYTES},
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
@@ -13,11 +13,20 @@ use crate::{
     engine::{Engine, EngineConfig, Storage, clock::SystemClock},
     error::Error,
     hub::locate::{Drafting, Located, Place, locate},
+    memory,
     model::{self, DrafterChoice, LoadOptions, LoadedModel},
-    sched::{prefix::CacheConfig, scheduler::SchedConfig, types::DraftDepth},
+    sched::{
+        prefix::CacheConfig,
+        scheduler::SchedConfig,
+        types::{DraftDepth, TokenId},
+    },
     serving::{ModelFacts, Serving, lower, sampling::Defaults},
     snapshot::{Folder, Identity},
-    text::{model::TextModel, template::Template, tokenizer::Tokenizer},
+    text::{
+        model::TextModel,
+        template::Template,
+        tokenizer::{TokenText, Tokenizer},
+    },
 };
 
 /// What can be said about the settings before anything is loaded.
@@ -176,8 +185,17 @@ fn cpu(
             markers.bos
         )));
     }
+    if let Some(warning) = foreign_tokenizer(files, text.tokenizer(), given.video) {
+        tracing::warn!("{warning}");
+    }
+    for note in &model.notes {
+        tracing::warn!("{note}");
+    }
+    if model.kv_scales > 0 {
+        tracing::info!(found = model.kv_scales, "calibrated scales of an FP8 cache");
+    }
     let drafter = if model.drafter.is_some() { "mtp" } else { "" };
-    let options = CpuOptions {
+    let mut options = CpuOptions {
         threads: config.threads,
         max_model_len: config.max_model_len.unwrap_or(0),
         max_seqs: config.max_num_seqs,
@@ -187,19 +205,26 @@ fn cpu(
             DraftTokens::Off => 0,
             DraftTokens::Fixed(drafts) => drafts as usize,
         },
-        kv_memory: config
-            .kv_cache_bytes
-            .map_or(CpuOptions::default().kv_memory, |bytes| {
-                usize::try_from(bytes).unwrap_or(usize::MAX)
-            }),
-        level: None,
+        ..CpuOptions::default()
     };
-    let executor = CpuExecutor::new(model, &options).map_err(|error| match &error {
+    let refused = |error: CpuError| match &error {
         CpuError::Option { option, .. } if *option != "kv-cache-memory" => {
             Error::Usage(error.to_string())
         }
         _ => Error::Device(error.to_string()),
-    })?;
+    };
+    options.kv_memory = match (config.kv_cache_bytes, memory::available()) {
+        (Some(bytes), _) => usize::try_from(bytes).unwrap_or(usize::MAX),
+        (None, Some(free)) => auto_kv_memory(&model, &options, free).map_err(refused)?,
+        // A system that does not say: as if there were enough.
+        (None, None) => auto_kv_memory(&model, &options, u64::MAX).map_err(refused)?,
+    };
+    tracing::info!(
+        bytes = options.kv_memory,
+        chosen = config.kv_cache_bytes.is_none(),
+        "memory for keys and values"
+    );
+    let executor = CpuExecutor::new(model, &options).map_err(refused)?;
     let facts = ModelFacts {
         name: config.name.clone(),
         fingerprint: executor.fingerprint().to_string(),
@@ -215,6 +240,26 @@ fn cpu(
         stop_tokens: given.eos,
     };
     Ok((Box::new(executor), facts))
+}
+
+/// A tokenizer that lacks what only a target's has is most likely its assistant's. It encodes text
+/// alike, and so is not refused.
+fn foreign_tokenizer(
+    files: &Files,
+    tokenizer: &Tokenizer,
+    video: Option<TokenId>,
+) -> Option<String> {
+    let (Files::Folders(Located { model, .. }), Some(video)) = (files, video) else {
+        return None;
+    };
+    if matches!(tokenizer.token(video), TokenText::Special(_)) {
+        return None;
+    }
+    Some(format!(
+        "config.json names token {video} for videos, and {} has none such: it is the tokenizer of \
+         the assistant or of another model; take tokenizer.json from the checkpoint itself",
+        model.join("tokenizer.json").display()
+    ))
 }
 
 fn load(config: &Config, files: &Files) -> Result<LoadedModel, Error> {

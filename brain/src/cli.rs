@@ -238,7 +238,8 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_num_batched_tokens: Option<usize>,
-    /// Memory for keys and values: auto, or a size such as 512MiB [default: auto].
+    /// Memory for keys and values: a size such as 512MiB, or auto [default: auto]: enough for one
+    /// sequence of full length beside all others at a moderate one, at most half of what is free.
     #[arg(long, value_name = "SIZE|auto")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<String>,

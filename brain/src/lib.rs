@@ -15,6 +15,7 @@ pub mod error;
 pub mod grpc;
 pub mod hub;
 pub mod inspect;
+mod memory;
 mod metrics;
 pub mod model;
 pub mod quantize;

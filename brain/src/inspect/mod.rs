@@ -352,6 +352,8 @@ fn of_checkpoint(error: &CheckpointError) -> Problem {
         CheckpointError::Io { file, .. }
         | CheckpointError::Damaged { file, .. }
         | CheckpointError::Missing { file, .. }
+        | CheckpointError::NoShard { file, .. }
+        | CheckpointError::Unfinished { file, .. }
         | CheckpointError::NoWeights(file)
         | CheckpointError::Twice { second: file, .. } => file_name(file),
     };

@@ -37,11 +37,13 @@ impl Clusters {
             let padded = (0..panels * PANEL).map(|i| cluster[if i < size { i } else { 0 }]);
             packed.extend(padded.map(|token| (head, token as usize)));
         }
+        let packed = Matrix::pack_rows(&packed, bf16);
+        head.release();
         Self {
             size,
             top_k,
             panels,
-            head: Matrix::pack_rows(&packed, bf16),
+            head: packed,
             ordering: ordering.to_vec(),
             ids: vec![0; rows * top_k * size],
             order: Vec::with_capacity(count),

@@ -44,7 +44,13 @@ impl Experts {
         let scale = weights.router_scale.to_vec();
         let pack = |parts: &dyn Fn(&ExpertWeights) -> Vec<&Weight>| {
             let matrices = weights.experts.iter();
-            matrices.map(|e| Matrix::pack(&parts(e), bf16)).collect()
+            let packed = matrices.map(|e| {
+                let parts = parts(e);
+                let matrix = Matrix::pack(&parts, bf16);
+                parts.iter().for_each(|w| w.release());
+                matrix
+            });
+            packed.collect()
         };
         Self {
             moe: *moe,

@@ -9,6 +9,7 @@ const LINE: usize = 64;
 /// Element types for which all-zero bytes are a value and that need no drop.
 pub(super) trait Plain: Copy + Send + Sync + 'static {}
 impl Plain for f32 {}
+impl Plain for u8 {}
 impl Plain for u16 {}
 impl Plain for u32 {}
 

@@ -4,31 +4,35 @@
 //! on the number of threads or on the vector instructions used: see `product` and `attend`.
 
 mod attend;
+mod budget;
 mod clusters;
+mod coded;
 mod elementwise;
+mod expand;
 mod experts;
 mod kv;
 mod memory;
 mod mix;
 mod ops;
+mod pack;
 mod panel;
 mod pool;
 pub mod probe;
 mod product;
 mod rope;
 mod simd;
+mod tile;
 
+pub use budget::auto_kv_memory;
 pub use simd::Level;
+
+use budget::limits;
 
 use super::{ExecError, Executor, Limits, arena::Arena, ops::Rows};
 use crate::{
     model::{
-        LoadedModel,
-        checkpoint::Dtype,
-        drafter::Drafter,
-        fingerprint::Fingerprint,
-        gemma::Gemma,
-        plan::{Kind, Plan},
+        LoadedModel, checkpoint::Dtype, drafter::Drafter, fingerprint::Fingerprint, gemma::Gemma,
+        plan::Kind, weight::Form,
     },
     sched::types::{BlockId, Group, SeqOutput, Step, StepOutput},
 };
@@ -103,7 +107,7 @@ impl CpuExecutor {
     /// Packs the weights and makes the pools.
     pub fn new(model: LoadedModel, options: &CpuOptions) -> Result<Self, CpuError> {
         let level = level(options)?;
-        let bf16 = model.weights.embed.dtype() == Dtype::BF16;
+        let bf16 = computes_in_bf16(&model);
         let limits = limits(&model, options, bf16)?;
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -132,7 +136,9 @@ impl CpuExecutor {
             .then_some(model.drafter.as_ref())
             .flatten()
             .map(|d| Drafter::new(&mut ops, &d.plan, &d.weights));
-        let fingerprint = model.digest.with_recipe(&recipe(bf16));
+        let fingerprint = model
+            .digest
+            .with_recipe(&recipe(bf16, &model.weights.forms()));
         Ok(Self {
             ops,
             limits,
@@ -160,9 +166,14 @@ impl CpuExecutor {
 }
 
 /// How this back end computes, for the fingerprint.
-fn recipe(bf16: bool) -> String {
-    let form = if bf16 { "bf16" } else { "fp32" };
-    format!("numeric {NUMERIC_VERSION}; cpu; activations {form}; weights plain; kv {form}; tp 1")
+fn recipe(bf16: bool, forms: &[Form]) -> String {
+    let activations = if bf16 { "bf16" } else { "fp32" };
+    let weights: Vec<String> = forms.iter().map(Form::to_string).collect();
+    let weights = weights.join("+");
+    format!(
+        "numeric {NUMERIC_VERSION}; cpu; activations {activations}; weights {weights}; \
+         kv {activations}; tp 1"
+    )
 }
 
 fn level(options: &CpuOptions) -> Result<Level, CpuError> {
@@ -176,86 +187,9 @@ fn level(options: &CpuOptions) -> Result<Level, CpuError> {
     }
 }
 
-fn limits(model: &LoadedModel, options: &CpuOptions, bf16: bool) -> Result<Limits, CpuError> {
-    let plan = &model.plan;
-    let bad = |option: &'static str, problem: String| CpuError::Option { option, problem };
-    if options.max_seqs == 0 || options.max_seqs > 4096 {
-        return Err(bad(
-            "max-num-seqs",
-            format!("{} is not in 1..=4096", options.max_seqs),
-        ));
-    }
-    let fewest = MAX_DRAFTS + 1;
-    if options.max_rows < fewest || options.max_rows > 1 << 16 {
-        let problem = format!("{} is not in {fewest}..=65536", options.max_rows);
-        return Err(bad("max-num-batched-tokens", problem));
-    }
-    let length = match options.max_model_len {
-        0 => plan.max_positions,
-        n if n <= plan.max_positions => n,
-        n => {
-            let problem = format!(
-                "{n} is more than the {} the model knows",
-                plan.max_positions
-            );
-            return Err(bad("max-model-len", problem));
-        }
-    };
-    let (full_blocks, sliding_blocks) = blocks(plan, options, length, bf16)?;
-    let element = if bf16 { 2 } else { 4 };
-    let max_drafts = match &model.drafter {
-        None => 0,
-        Some(_) => options.max_drafts.min(MAX_DRAFTS),
-    };
-    Ok(Limits {
-        vocab_size: plan.vocab,
-        max_model_len: length,
-        max_rows: options.max_rows,
-        max_seqs: options.max_seqs,
-        max_drafts,
-        full_block_size: kv::BLOCK,
-        full_blocks,
-        sliding_block_size: kv::BLOCK,
-        sliding_blocks,
-        full_block_bytes: kv::block_bytes(plan, Kind::Full, element),
-        sliding_block_bytes: kv::block_bytes(plan, Kind::Sliding, element),
-        window: plan.window,
-    })
-}
-
-/// Pages of the two groups that fit the budget.
-///
-/// Sliding pages come first: a window for every sequence and as many kept ones besides, at most
-/// half of the budget. The rest is full pages, never more than all sequences could fill twice.
-fn blocks(
-    plan: &Plan,
-    options: &CpuOptions,
-    length: usize,
-    bf16: bool,
-) -> Result<(usize, usize), CpuError> {
-    let element = if bf16 { 2 } else { 4 };
-    let full_bytes = kv::block_bytes(plan, Kind::Full, element);
-    let sliding_bytes = kv::block_bytes(plan, Kind::Sliding, element);
-    let whole = length.div_ceil(kv::BLOCK);
-    let window = (plan.window + options.max_rows + MAX_DRAFTS).div_ceil(kv::BLOCK) + 2;
-    let window = window.min(whole + 1);
-    let wanted = 2 * options.max_seqs * window;
-    let affordable = options.kv_memory / 2 / sliding_bytes.max(1);
-    let sliding = wanted.min(affordable).max(window);
-    let left = options.kv_memory.saturating_sub(sliding * sliding_bytes);
-    let full = (left / full_bytes.max(1)).min(2 * options.max_seqs * whole);
-    if full < whole || sliding * sliding_bytes > options.kv_memory {
-        let needed = window * sliding_bytes.max(1) * 2 + whole * full_bytes;
-        return Err(CpuError::Option {
-            option: "kv-cache-memory",
-            problem: format!(
-                "{} bytes do not hold one sequence of {length} tokens, which takes {needed}; \
-                 raise it or lower max-model-len",
-                options.kv_memory
-            ),
-        });
-    }
-    Ok((full, sliding))
+/// Whether activations, keys and values are bf16: those of a model whose table is.
+fn computes_in_bf16(model: &LoadedModel) -> bool {
+    model.weights.embed.dtype() == Dtype::BF16
 }
 
 impl Executor for CpuExecutor {
@@ -355,6 +289,9 @@ fn output(arena: &mut Arena) -> StepOutput {
     }
 }
 
+#[cfg(test)]
+#[path = "coded_tests.rs"]
+mod coded_tests;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;

@@ -172,6 +172,7 @@ impl Ops for CpuOps {
 
     fn matrix(&mut self, parts: &[&Weight]) -> Matrix {
         let matrix = Matrix::pack(parts, self.mode.round);
+        parts.iter().for_each(|w| w.release());
         if !self.words.fit(self.sizes.rows, matrix.inputs()) {
             self.words = Words::new(self.sizes.rows, matrix.inputs());
         }
@@ -179,6 +180,8 @@ impl Ops for CpuOps {
     }
 
     fn table(&mut self, weight: &Weight) -> Weight {
+        // Its rows come back into memory as they are read.
+        weight.release();
         weight.clone()
     }
 

@@ -1,27 +1,46 @@
-//! Packed weights: panels of 32 outputs, and the two forms their numbers have.
+//! Packed weights: panels of 32 outputs, and the forms their numbers have.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
-use super::{memory::Region, simd::Lanes};
-use crate::{
-    model::weight::{Form as Stored, Weight},
-    sched::math::round_bf16,
-};
+use super::{coded::Coded, memory::Region, simd::Lanes};
+use crate::sched::math::round_bf16;
 
 /// Outputs of a panel.
 pub(super) const PANEL: usize = 32;
 
-/// The numbers of a matrix.
+/// The numbers of a matrix' part.
 pub(super) enum Packed {
+    /// Pairs in words: see [`word_place`].
     Bf16(Region<u16>),
+    /// Input by input.
     F32(Region<f32>),
+    /// Anything that is expanded while it is used.
+    Coded(Coded),
+}
+
+/// Rows of a matrix that are stored in one form.
+pub(super) struct Part {
+    /// Which output its first row is.
+    pub(super) first: usize,
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) packed: Packed,
+    /// It takes its inputs as words of two bf16 numbers, else as fp32.
+    pub(super) words: bool,
+}
+
+impl Part {
+    /// Panels, the last perhaps filled up with zeros.
+    pub(super) fn panels(&self) -> usize {
+        self.outputs.div_ceil(PANEL)
+    }
 }
 
 /// One matrix or several stacked, `[outputs, inputs]`.
 pub(super) struct Matrix {
-    outputs: usize,
-    inputs: usize,
-    packed: Packed,
+    pub(super) outputs: usize,
+    pub(super) inputs: usize,
+    pub(super) parts: Vec<Part>,
 }
 
 /// Where a bf16 number lies in a panel: of input `k`, output `j` of 32. Pairs of inputs share a
@@ -53,52 +72,6 @@ pub(super) fn pack_words(x: &[f32], words: &mut [u32]) {
 }
 
 impl Matrix {
-    /// Packs matrices of the same input width: as bf16 if all are and inputs will be
-    /// (`bf16`), else as fp32.
-    pub(super) fn pack(parts: &[&Weight], bf16: bool) -> Self {
-        let rows: Vec<(&Weight, usize)> = parts
-            .iter()
-            .flat_map(|w| (0..w.rows()).map(move |r| (*w, r)))
-            .collect();
-        Self::pack_rows(&rows, bf16)
-    }
-
-    /// Packs chosen rows of matrices.
-    pub(super) fn pack_rows(rows: &[(&Weight, usize)], bf16: bool) -> Self {
-        let (outputs, inputs) = (rows.len(), rows.first().map_or(0, |(w, _)| w.cols()));
-        let panels = outputs.div_ceil(PANEL);
-        let bf16 = bf16 && rows.iter().all(|(w, _)| w.form() == Stored::Bf16);
-        let mut row = vec![0.0; inputs];
-        let packed = if bf16 {
-            let step = u16::STEP * PANEL * inputs.div_ceil(u16::STEP);
-            let mut data = Region::<u16>::new(panels * step);
-            for (i, (w, r)) in rows.iter().enumerate() {
-                w.read_row(*r, &mut row);
-                let panel = &mut data[i / PANEL * step..];
-                for (k, x) in row.iter().enumerate() {
-                    panel[word_place(k, i % PANEL)] = narrow(*x);
-                }
-            }
-            Packed::Bf16(data)
-        } else {
-            let step = PANEL * inputs;
-            let mut data = Region::<f32>::new(panels * step);
-            for (i, (w, r)) in rows.iter().enumerate() {
-                w.read_row(*r, &mut row);
-                let panel = &mut data[i / PANEL * step..];
-                for (k, x) in row.iter().enumerate() {
-                    panel[k * PANEL + i % PANEL] = *x;
-                }
-            }
-            Packed::F32(data)
-        };
-        Self {
-            outputs,
-            inputs,
-            packed,
-        }
-    }
-
     /// Rows.
     pub(super) fn outputs(&self) -> usize {
         self.outputs
@@ -109,14 +82,14 @@ impl Matrix {
         self.inputs
     }
 
-    /// Panels, the last perhaps filled up with zeros.
-    pub(super) fn panels(&self) -> usize {
-        self.outputs.div_ceil(PANEL)
+    /// Its rows by form, in order.
+    pub(super) fn parts(&self) -> &[Part] {
+        &self.parts
     }
 
-    /// Its numbers: panel after panel.
-    pub(super) fn packed(&self) -> &Packed {
-        &self.packed
+    /// Whether any part takes inputs as words.
+    pub(super) fn takes_words(&self) -> bool {
+        self.parts.iter().any(|p| p.words)
     }
 }
 
