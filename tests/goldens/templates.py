@@ -239,7 +239,7 @@ SNIPPETS = r"""
 {{ m.nothing.x is defined }}
 {{ m.int.foo }}
 {{ m | length }} {{ m.keys() | list }}
-{# a comment #}{{ -m.int }} {{ m.half * 2 }} {{ 0.1 + 0.2 }} {{ 100000.0 }}
+{# a comment #}{{ -42 }} {{ -(m.int) }} {{ m.half * 2 }} {{ 10 ** 20 }} {{ 0.1 + 0.2 }} {{ 100000.0 }}
 """.strip("\n").split("\n")
 
 
@@ -248,7 +248,7 @@ DIFFERENT = r"""
 {{ 'x' ~ m.float }}
 {{ 'x' ~ m.words }}
 {{ 2 ** -1 }}
-{{ 10 ** 20 }}
+{{ -m.int }}
 {{ 2.5 | round }}
 {{ (1, 2) }}
 {{ '%s is %d' % ('x', 3) }}
