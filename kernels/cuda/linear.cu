@@ -248,14 +248,17 @@ __device__ __forceinline__ void feed_x(const LinearArgs& a, const Work<S>& w) {
             if (chunks >= 2) barrier_wait(w.x_empty + slot * 8, (chunks / 2 - 1) % 2);
             const uint32_t pieces = min(w.chunk, w.mine - from) * GRANULE / 8;
             const uint32_t column = (w.first + from) * GRANULE;
-            const uint32_t to = w.x + slot * S::MB * 8 * w.pitch;
-            for (uint32_t row = 0; row < a.m; row++) {
-                const uint16_t* x = rows + static_cast<uint64_t>(row) * a.ldx;
-                for (uint32_t i = lane; i < pieces; i += 32) {
-                    // Past k the weights are zero, and only zero times zero is safely zero.
-                    const uint32_t k = column + i * 8;
-                    copy_async16(to + row * w.pitch + i * 16, x + (k < a.k ? k : 0),
-                                 k < a.k ? 16 : 0);
+            // Few instructions a copy: one warp must not keep the others waiting.
+            for (uint32_t i = lane; i < pieces; i += 32) {
+                // Past k the weights are zero, and only zero times zero is safely zero.
+                const uint32_t k = column + i * 8, bytes = k < a.k ? 16 : 0;
+                const uint16_t* x = rows + (bytes ? k : 0);
+                uint32_t to = w.x + slot * S::MB * 8 * w.pitch + i * 16;
+#pragma unroll 8
+                for (uint32_t row = 0; row < a.m; row++) {
+                    copy_async16(to, x, bytes);
+                    x += a.ldx;
+                    to += w.pitch;
                 }
             }
             barrier_arrive_copied(barrier);
