@@ -26,6 +26,10 @@ const UNITS: &[&str] = &[
     "norm",
     "heads",
     "rows",
+    "experts",
+    "clusters",
+    "plain",
+    "round",
     "sample",
     "yardstick",
 ];

@@ -5,57 +5,17 @@
 
 mod support;
 
-use std::path::PathBuf;
-
 use brain::{
     backend::{Executor, cpu::CpuExecutor},
     model,
-    sched::types::TokenId,
 };
-use support::{Sequence, options, params};
+use support::{
+    Sequence,
+    golden::{Golden, VARIANTS, golden},
+    options, params,
+};
 
-struct Golden {
-    folder: PathBuf,
-    tokens: Vec<TokenId>,
-    logits: Vec<Vec<f32>>,
-    prompt: usize,
-    rounds: Vec<Vec<usize>>,
-}
-
-const VARIANTS: [&str; 7] = ["e2b", "e4b", "12b", "26b", "31b", "groups", "all"];
 const WINDOW: usize = 6;
-
-fn golden(name: &str) -> Golden {
-    let folder = support::golden_folder(name);
-    let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
-    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let ints = |name: &str| -> Vec<i64> {
-        let data = file.tensor(name).unwrap().data().to_vec();
-        data.chunks_exact(8)
-            .map(|b| i64::from_le_bytes(b.try_into().unwrap()))
-            .collect()
-    };
-    let logits = file.tensor("logits").unwrap();
-    let numbers: Vec<f32> = logits
-        .data()
-        .chunks_exact(4)
-        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
-        .collect();
-    let width = file.tensor("rounds").unwrap().shape()[1];
-    Golden {
-        folder,
-        tokens: ints("tokens").into_iter().map(|t| t as TokenId).collect(),
-        logits: numbers
-            .chunks(logits.shape()[1])
-            .map(<[f32]>::to_vec)
-            .collect(),
-        prompt: ints("prompt")[0] as usize,
-        rounds: ints("rounds")
-            .chunks(width)
-            .map(|r| r.iter().map(|x| *x as usize).collect())
-            .collect(),
-    }
-}
 
 fn executor(golden: &Golden) -> CpuExecutor {
     let model = model::load(&golden.folder, &model::LoadOptions::default()).unwrap();

@@ -2,10 +2,12 @@
 //!
 //! `cuda/` holds one unit per family of operations; each becomes an [`Image`] with machine code
 //! for Hopper and Blackwell. [`abi`] holds the parameter block of every kernel. [`device`] loads
-//! and launches them.
+//! and launches them, [`graph`] records launches, [`host`] moves data.
 
 pub mod abi;
 pub mod device;
+pub mod graph;
+pub mod host;
 
 /// A unit's machine code for every target.
 #[derive(Clone, Copy, Debug)]

@@ -202,6 +202,25 @@ impl Arena {
         block as usize
     }
 
+    /// A sequence's tables: the number of its first sliding block, sliding and full blocks.
+    pub fn tables(&self, seq: usize) -> (usize, &[u32], &[u32]) {
+        let s = &self.seqs[seq];
+        let sliding = &self.sliding_blocks[s.sliding.clone()];
+        (s.sliding_first, sliding, &self.full_blocks[s.full.clone()])
+    }
+
+    /// Sequences that want drafts and how many, by falling number; equal ones in the order of the
+    /// step.
+    pub fn wanting_drafts(&self) -> Vec<(usize, usize)> {
+        let all = self.seqs.iter().enumerate();
+        let mut wanting: Vec<(usize, usize)> = all
+            .filter(|(_, s)| s.params.is_some() && s.next_drafts > 0)
+            .map(|(i, s)| (i, s.next_drafts))
+            .collect();
+        wanting.sort_by_key(|(_, wanted)| std::cmp::Reverse(*wanted));
+        wanting
+    }
+
     /// Starts drafting: a row for each sequence that wants drafts and has emitted.
     ///
     /// A round that ended in a stop token drafts nothing.

@@ -62,6 +62,10 @@ pub trait Ops {
 
     /// A buffer of `width` columns for as many rows as `rows` can ever be.
     fn buffer(&mut self, rows: Rows, width: usize) -> Self::Buf;
+    /// Likewise for logits, which are fp32 whatever other activations are.
+    fn logits_buffer(&mut self, rows: Rows, width: usize) -> Self::Buf {
+        self.buffer(rows, width)
+    }
     /// Prepares matrices of one input width, stacked in order.
     fn matrix(&mut self, parts: &[&Weight]) -> Self::Matrix;
     /// Prepares a table.

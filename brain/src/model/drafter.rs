@@ -65,7 +65,7 @@ impl<O: Ops> Drafter<O> {
             stream: Stream::new(ops, text, Rows::Draft),
             input: ops.buffer(Rows::Draft, 2 * plan.backbone),
             state: ops.buffer(Rows::Draft, plan.backbone),
-            logits: ops.buffer(Rows::Draft, width),
+            logits: ops.logits_buffer(Rows::Draft, width),
             plan: plan.clone(),
         }
     }

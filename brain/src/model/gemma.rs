@@ -296,7 +296,7 @@ impl<O: Ops> Gemma<O> {
             caches,
             all: Stream::new(ops, plan, Rows::All),
             out: Stream::new(ops, plan, Rows::Out),
-            logits: ops.buffer(Rows::Out, plan.vocab),
+            logits: ops.logits_buffer(Rows::Out, plan.vocab),
             plan: plan.clone(),
         }
     }

@@ -11,11 +11,12 @@ use std::{
     sync::Arc,
 };
 
+pub mod bits;
+pub mod golden;
+pub mod grown;
+
 use brain::{
-    backend::{
-        Executor,
-        cpu::{CpuExecutor, CpuOptions},
-    },
+    backend::{Executor, cpu::CpuOptions},
     sched::types::{
         BlockId, BlockTables, Emitted, SampleStep, SamplingParams, SeqId, SeqStep, Step, TokenId,
     },
@@ -24,10 +25,13 @@ use brain::{
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 /// The folder of a golden checkpoint.
+///
+/// Of the sources it was built from, or, on another machine, of the folder it runs in.
 pub fn golden_folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests/goldens")
-        .join(name)
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens");
+    let here = PathBuf::from("tests/goldens");
+    let root = if built.is_dir() { built } else { here };
+    root.join(name)
 }
 
 /// A copy of a golden checkpoint with every fp32 tensor rounded to bf16.
@@ -243,7 +247,7 @@ impl Sequence {
     }
 
     /// Feeds tokens of the prompt; the last piece emits a token, which is dropped again.
-    pub fn feed(&mut self, executor: &mut CpuExecutor, tokens: &[TokenId], emit: bool) {
+    pub fn feed(&mut self, executor: &mut dyn Executor, tokens: &[TokenId], emit: bool) {
         self.tokens.extend(tokens);
         self.prompt_len = self.tokens.len();
         let sample = emit.then(|| self.sample(0, 0));
@@ -271,13 +275,25 @@ impl Sequence {
     /// Prompt in one piece, then rounds with `depth` drafts, until `count` tokens are there.
     pub fn generate(
         &mut self,
-        executor: &mut CpuExecutor,
+        executor: &mut dyn Executor,
         prompt: &[TokenId],
         count: usize,
         depth: usize,
     ) -> Vec<TokenId> {
         self.tokens.extend(prompt);
-        self.prompt_len = prompt.len();
+        self.go_on(executor, prompt.len(), count, depth)
+    }
+
+    /// What of its tokens is not cached, then rounds with `depth` drafts, until `count` tokens are
+    /// there.
+    pub fn go_on(
+        &mut self,
+        executor: &mut dyn Executor,
+        prompt_len: usize,
+        count: usize,
+        depth: usize,
+    ) -> Vec<TokenId> {
+        self.prompt_len = prompt_len;
         while self.emitted.len() < count {
             let (step, drafts) = self.round(depth, count - self.emitted.len());
             let inputs = step.tokens.len();

@@ -123,21 +123,6 @@ struct RowsArgs {
 static_assert(sizeof(RowsArgs) == 80, "mirrored in abi.rs");
 static_assert(offsetof(RowsArgs, rows) == 40, "mirrored in abi.rs");
 
-// Position-keyed Gumbel argmax.
-struct SampleArgs {
-    dptr logits;       // fp32 [rows][ld]
-    dptr temperature;  // fp32 [rows]; not above 0: greedy
-    dptr seed;         // uint64 [rows]
-    dptr position;     // uint64 [rows]: of the token being chosen
-    dptr best;         // uint64 [rows][chunks]
-    dptr token;        // uint32 [rows]
-    uint32_t vocab, ld;
-    uint32_t chunks;
-    uint32_t pad;
-};
-static_assert(sizeof(SampleArgs) == 64, "mirrored in abi.rs");
-static_assert(offsetof(SampleArgs, vocab) == 48, "mirrored in abi.rs");
-
 // Yardsticks and random contents.
 struct YardstickArgs {
     dptr data;

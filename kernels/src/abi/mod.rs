@@ -2,12 +2,16 @@
 //! kernel is launched. The compiler of either side asserts the same sizes.
 
 mod attention;
+mod experts;
 mod linear;
 mod rows;
+mod sample;
 
 pub use attention::*;
+pub use experts::*;
 pub use linear::*;
 pub use rows::*;
+pub use sample::*;
 
 /// A device address; 0 is none. 64 bits on every side.
 pub type DevicePtr = u64;

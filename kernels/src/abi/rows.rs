@@ -1,4 +1,4 @@
-//! Norms, heads, element-wise kernels and sampling: parameter blocks.
+//! Norms, heads, element-wise kernels: parameter blocks.
 
 use std::mem::{offset_of, size_of};
 
@@ -124,34 +124,6 @@ pub struct RowsArgs {
 }
 
 const _: () = assert!(size_of::<RowsArgs>() == 80 && offset_of!(RowsArgs, rows) == 40);
-
-/// Position-keyed Gumbel argmax.
-#[derive(Clone, Copy, Debug)]
-#[repr(C)]
-pub struct SampleArgs {
-    /// fp32 `[rows][ld]`.
-    pub logits: DevicePtr,
-    /// fp32 `[rows]`; not above 0: greedy.
-    pub temperature: DevicePtr,
-    /// `u64 [rows]`.
-    pub seed: DevicePtr,
-    /// `u64 [rows]`: of the token being chosen.
-    pub position: DevicePtr,
-    /// `u64 [rows][chunks]`.
-    pub best: DevicePtr,
-    /// `u32 [rows]`.
-    pub token: DevicePtr,
-    /// Tokens.
-    pub vocab: u32,
-    /// Pitch of the logits.
-    pub ld: u32,
-    /// Blocks that share a row.
-    pub chunks: u32,
-    /// Zero.
-    pub pad: u32,
-}
-
-const _: () = assert!(size_of::<SampleArgs>() == 64 && offset_of!(SampleArgs, vocab) == 48);
 
 /// Yardsticks and random contents (`cuda/yardstick.cu`).
 #[derive(Clone, Copy, Debug)]

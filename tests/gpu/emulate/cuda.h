@@ -75,6 +75,11 @@ inline unsigned atomicAdd(unsigned* p, unsigned v) {
     *p += v;
     return old;
 }
+inline unsigned long long atomicAdd(unsigned long long* p, unsigned long long v) {
+    const unsigned long long old = *p;
+    *p += v;
+    return old;
+}
 inline unsigned atomicOr(unsigned* p, unsigned v) {
     const unsigned old = *p;
     *p |= v;

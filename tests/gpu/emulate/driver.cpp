@@ -28,7 +28,7 @@ const Named KERNELS[] = {
 
 // Parameter blocks are passed by value in memory, where the callee reads as much as it has.
 struct Words {
-    uint64_t words[16];
+    uint64_t words[32];
 };
 
 const Named* target;
@@ -87,6 +87,11 @@ API cuMemFree_v2(uint64_t p) {
     munmap(found->second.first, found->second.second);
     allocations.erase(found);
     return 0;
+}
+API cuMemHostAlloc(void** p, size_t bytes, unsigned) { return *p = calloc(bytes, 1), 0; }
+API cuMemFreeHost(void* p) { return free(p), 0; }
+API cuMemGetInfo_v2(size_t* free, size_t* total) {
+    return *free = size_t(8) << 30, *total = size_t(8) << 30, 0;
 }
 API cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void*) {
     return memcpy(reinterpret_cast<void*>(to), from, bytes), 0;

@@ -19,7 +19,7 @@ mod panel;
 mod pool;
 pub mod probe;
 mod product;
-mod rope;
+pub(super) mod rope;
 mod simd;
 mod tile;
 

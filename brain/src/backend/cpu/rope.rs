@@ -6,7 +6,7 @@
 use crate::model::plan::Rope;
 
 /// Cosines and sines of the turning pairs of a head, for every position.
-pub(super) struct RopeTable {
+pub(in crate::backend) struct RopeTable {
     half: usize,
     pairs: usize,
     /// `[positions, pairs]` of (cosine, sine).
@@ -14,9 +14,9 @@ pub(super) struct RopeTable {
 }
 
 impl RopeTable {
-    pub(super) fn new(rope: &Rope, head_dim: usize, positions: usize) -> Self {
+    pub(in crate::backend) fn new(rope: &Rope, head_dim: usize, positions: usize) -> Self {
         let half = head_dim / 2;
-        let pairs = ((rope.partial * head_dim as f64) as usize / 2).min(half);
+        let pairs = Self::pairs_of(rope, head_dim);
         let frequencies: Vec<f32> = (0..pairs)
             .map(|j| {
                 let power = 2.0 * j as f64 / head_dim as f64;
@@ -31,6 +31,16 @@ impl RopeTable {
             }
         }
         Self { half, pairs, turns }
+    }
+
+    /// Pairs of a head that turn.
+    pub(in crate::backend) fn pairs_of(rope: &Rope, head_dim: usize) -> usize {
+        ((rope.partial * head_dim as f64) as usize / 2).min(head_dim / 2)
+    }
+
+    /// Cosines and sines, `[positions, pairs]`.
+    pub(in crate::backend) fn turns(&self) -> &[(f32, f32)] {
+        &self.turns
     }
 
     /// Turns one head in place.

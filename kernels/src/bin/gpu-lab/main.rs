@@ -10,6 +10,7 @@ mod heads;
 mod linear;
 mod report;
 mod rows;
+mod sample;
 mod time;
 mod weights;
 
@@ -114,6 +115,7 @@ fn run(
             attention::check(&device, &mut report, small)?;
             heads::check(&device, &mut report)?;
             rows::check(&device, &mut report)?;
+            sample::check(&device, &mut report, small)?;
         }
         Part::Time => time::all(&device, &mut report)?,
     }

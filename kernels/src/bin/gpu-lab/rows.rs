@@ -1,7 +1,7 @@
-//! Norms over rows, element-wise kernels, reads by token, sampling.
+//! Norms over rows, element-wise kernels, reads by token.
 
 use marathon_kernels::{
-    abi::{NormArgs, RowsArgs, SampleArgs, WeightForm},
+    abi::{NormArgs, RowsArgs, WeightForm},
     device::{Device, DeviceError, Grid},
 };
 
@@ -20,8 +20,7 @@ pub(crate) fn check(device: &Device, report: &mut Report) -> Result<(), DeviceEr
         norms(device, report, width, &mut rng)?;
     }
     elements(device, report, &mut rng)?;
-    by_token(device, report, &mut rng)?;
-    sampling(device, report, &mut rng)
+    by_token(device, report, &mut rng)
 }
 
 fn normed(x: &[f64], weight: &[f32]) -> Vec<f64> {
@@ -268,114 +267,5 @@ fn by_token(device: &Device, report: &mut Report, rng: &mut Rng) -> Result<(), D
         );
     }
     report.check("gather", exact.count, exact.bad, 0.0);
-    Ok(())
-}
-
-fn philox(mut c: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
-    for _ in 0..10 {
-        let a = u64::from(c[0]) * 0xd251_1f53;
-        let b = u64::from(c[2]) * 0xcd9e_8d57;
-        c = [
-            (b >> 32) as u32 ^ c[1] ^ key[0],
-            b as u32,
-            (a >> 32) as u32 ^ c[3] ^ key[1],
-            a as u32,
-        ];
-        key = [
-            key[0].wrapping_add(0x9e37_79b9),
-            key[1].wrapping_add(0xbb67_ae85),
-        ];
-    }
-    c
-}
-
-fn sampling(device: &Device, report: &mut Report, rng: &mut Rng) -> Result<(), DeviceError> {
-    let (rows, vocab, chunks) = (64usize, 50_003usize, 16u32);
-    let ld = vocab + 1;
-    let mut logits: Vec<f32> = (0..rows * ld)
-        .map(|_| (3.0 * rng.normal()) as f32)
-        .collect();
-    // Ties, a NaN and infinities in the first rows.
-    logits[100] = 50.0;
-    logits[77] = 50.0;
-    logits[5] = f32::NAN;
-    logits[ld + 9] = f32::INFINITY;
-    logits[2 * ld..3 * ld].fill(f32::NEG_INFINITY);
-    let temperature: Vec<f32> = (0..rows).map(|r| [0.0, 0.7, 1.0, 2.0][r % 4]).collect();
-    let seed: Vec<u64> = (0..rows).map(|_| rng.word()).collect();
-    let position: Vec<u64> = (0..rows as u64).map(|r| r * 1_000_003).collect();
-    let held = (
-        device.upload(&logits)?,
-        device.upload(&temperature)?,
-        device.upload(&seed)?,
-        device.upload(&position)?,
-        device.zeros::<u64>(rows * chunks as usize)?,
-        device.zeros::<u32>(rows)?,
-    );
-    let args = SampleArgs {
-        logits: device.address(&held.0),
-        temperature: device.address(&held.1),
-        seed: device.address(&held.2),
-        position: device.address(&held.3),
-        best: device.address(&held.4),
-        token: device.address(&held.5),
-        vocab: vocab as u32,
-        ld: ld as u32,
-        chunks,
-        pad: 0,
-    };
-    let first = Grid {
-        blocks: [chunks, rows as u32, 1],
-        threads: 256,
-        shared: 0,
-    };
-    let second = Grid {
-        blocks: [rows as u32, 1, 1],
-        threads: 256,
-        shared: 0,
-    };
-    // SAFETY: buffers of `rows` rows as made above.
-    unsafe {
-        device.launch("sample", first, &args, false)?;
-        device.launch("sample_merge", second, &args, false)?;
-    }
-    let got = device.download(&held.5)?;
-    let mut right = Score::default();
-    for row in 0..rows {
-        let key = [seed[row] as u32, (seed[row] >> 32) as u32];
-        let value = |id: usize| -> f64 {
-            let logit = logits[row * ld + id];
-            let logit = if logit.is_nan() {
-                f32::NEG_INFINITY
-            } else {
-                logit.min(f32::MAX)
-            };
-            if temperature[row] == 0.0 {
-                return f64::from(logit);
-            }
-            let counter = [
-                (id / 4) as u32,
-                position[row] as u32,
-                (position[row] >> 32) as u32,
-                0,
-            ];
-            let u = (f64::from(philox(counter, key)[id % 4]) + 0.5) / 4_294_967_296.0;
-            f64::from(logit) / f64::from(temperature[row]) - (-(-u).ln_1p()).ln()
-        };
-        let mut best = 0;
-        for id in 1..vocab {
-            if value(id) > value(best) {
-                best = id;
-            }
-        }
-        // A token whose value is the best to within the noise's own rounding counts as right.
-        let off = if got[row] as usize == best {
-            0.0
-        } else {
-            value(best) - value(got[row] as usize)
-        };
-        right.add(off, 0.0, if temperature[row] == 0.0 { 1e-30 } else { 1e-5 });
-    }
-    report.check("sample", right.count, right.bad, right.worst);
     Ok(())
 }

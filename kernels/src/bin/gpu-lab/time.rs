@@ -5,7 +5,7 @@
 
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use marathon_kernels::{
-    abi::{DevicePtr, Epilogue, HeadsArgs, NormArgs, SampleArgs, WeightForm, YardstickArgs},
+    abi::{DevicePtr, Epilogue, HeadsArgs, NormArgs, SampleParams, WeightForm, YardstickArgs},
     device::{Buffer, Device, DeviceError, Grid},
 };
 
@@ -14,6 +14,7 @@ use crate::{
     data::Rng,
     linear::{Job, SMALL},
     report::Report,
+    sample,
     weights::Operand,
 };
 
@@ -463,46 +464,32 @@ impl Bench<'_> {
                 "floor: a graph node",
             );
         }
-        let (rows, vocab, chunks) = (5usize, 262_144usize, 64u32);
+        let (rows, vocab) = (5usize, 262_144usize);
         let mut rng = Rng(5);
-        let seeds: Vec<u64> = (0..rows).map(|_| rng.word()).collect();
-        let held = (
-            device.upload(&vec![1.0f32; rows])?,
-            device.upload(&seeds)?,
-            device.zeros::<u64>(rows * chunks as usize)?,
-            device.zeros::<u32>(rows)?,
-        );
-        let args = SampleArgs {
-            logits: device.address(&self.y),
-            temperature: device.address(&held.0),
-            seed: device.address(&held.1),
-            position: device.address(&held.1),
-            best: device.address(&held.2),
-            token: device.address(&held.3),
-            vocab: vocab as u32,
-            ld: vocab as u32,
-            chunks,
-            pad: 0,
-        };
-        let micros = median(device, 16, |_| {
-            let first = Grid {
-                blocks: [chunks, rows as u32, 1],
-                threads: 256,
-                shared: 0,
-            };
-            let second = Grid {
-                blocks: [rows as u32, 1, 1],
-                threads: 256,
-                shared: 0,
-            };
-            // SAFETY: y holds far more than `rows` rows of logits.
-            unsafe {
-                device.launch("sample", first, &args, true)?;
-                device.launch("sample_merge", second, &args, true)
-            }
-        })?;
+        let mut logits: Vec<f32> = (0..rows * vocab)
+            .map(|_| (3.0 * rng.normal()) as f32)
+            .collect();
+        // Text is surer than noise: one token stands out.
+        logits.iter_mut().step_by(vocab).for_each(|l| *l = 25.0);
         let floor = (rows * vocab * 4) as f64 / self.rate;
-        report.timing("sample 262144 rows 5", micros, floor, "with merge");
+        for (name, top_k, top_p) in [("free", 0, 1.0), ("top-k 64, top-p 0.95", 64, 0.95)] {
+            let params: Vec<SampleParams> = (0..rows)
+                .map(|_| SampleParams {
+                    top_k,
+                    top_p,
+                    ..sample::free(rng.word(), 1.0)
+                })
+                .collect();
+            let held = device.upload(&logits)?;
+            let bench = sample::Bench::new(device, vocab, held, &params, &[7; 5])?;
+            let micros = median(device, 16, |_| bench.run(device, true))?;
+            report.timing(
+                &format!("sample 262144 rows 5, {name}"),
+                micros,
+                floor,
+                "three kernels",
+            );
+        }
         Ok(())
     }
 }

@@ -1,0 +1,143 @@
+//! Memory and launches, with the first failure kept: operations return nothing, the executor asks
+//! at the end.
+//!
+//! Without a device it only counts the memory that would be taken: how a model's needs are known
+//! before its pools are sized.
+
+#![allow(unsafe_code, reason = "kernel launches")]
+
+use std::sync::Arc;
+
+use marathon_kernels::{
+    abi::DevicePtr,
+    device::{Buffer, Device, DeviceError, Grid},
+};
+
+/// Memory on the card; `at` stays the same for its life.
+pub(super) struct Region {
+    pub(super) at: DevicePtr,
+    memory: Option<Buffer<u8>>,
+}
+
+impl Region {
+    /// What it holds once all earlier work is done.
+    pub(super) fn bytes(&self, device: &Device) -> Result<Vec<u8>, DeviceError> {
+        let memory = self.memory.as_ref();
+        memory.map_or(Ok(Vec::new()), |memory| device.download(memory))
+    }
+}
+
+/// A card, or a count of what it would hold.
+pub(super) struct Card {
+    device: Option<Arc<Device>>,
+    /// Bytes taken so far.
+    pub(super) taken: usize,
+    failure: Option<DeviceError>,
+}
+
+impl Card {
+    pub(super) fn new(device: Option<Arc<Device>>) -> Self {
+        Self {
+            device,
+            taken: 0,
+            failure: None,
+        }
+    }
+
+    /// Multiprocessors and the shared memory of one; of a common card where there is none.
+    pub(super) fn shape(&self) -> (usize, usize) {
+        let device = self.device.as_ref();
+        device.map_or((132, 228 << 10), |d| (d.sms, d.shared_per_sm))
+    }
+
+    pub(super) fn device(&self) -> Option<&Arc<Device>> {
+        self.device.as_ref()
+    }
+
+    /// What went wrong first since the last call.
+    pub(super) fn take_failure(&mut self) -> Option<DeviceError> {
+        self.failure.take()
+    }
+
+    fn keep<T>(&mut self, result: Result<T, DeviceError>) -> Option<T> {
+        match result {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.failure.get_or_insert(error);
+                None
+            }
+        }
+    }
+
+    fn region(&mut self, bytes: usize, memory: Option<Buffer<u8>>) -> Region {
+        // The driver hands out whole steps of 512 bytes.
+        self.taken += bytes.next_multiple_of(512);
+        let at = match (&self.device, &memory) {
+            (Some(device), Some(memory)) => device.address(memory),
+            _ => 0,
+        };
+        Region { at, memory }
+    }
+
+    /// Zeroed memory.
+    pub(super) fn zeros(&mut self, bytes: usize) -> Region {
+        let made = self.device.clone().map(|d| d.zeros::<u8>(bytes.max(16)));
+        let memory = made.and_then(|made| self.keep(made));
+        self.region(bytes, memory)
+    }
+
+    /// Memory with these bytes; they are made only if there is a card.
+    pub(super) fn upload(&mut self, bytes: usize, data: impl FnOnce() -> Vec<u8>) -> Region {
+        let made = self.device.clone().map(|device| {
+            let data = data();
+            debug_assert_eq!(data.len(), bytes);
+            device.upload(&data)
+        });
+        let memory = made.and_then(|made| self.keep(made));
+        self.region(bytes, memory)
+    }
+
+    /// Calls `use_it` with memory that holds these bytes for as long as the call and all it
+    /// launches.
+    pub(super) fn lend(&mut self, data: &[u8], use_it: impl FnOnce(&mut Self, DevicePtr)) {
+        let Some(device) = self.device.clone() else {
+            return;
+        };
+        let made = device.upload(data);
+        let Some(memory) = self.keep(made) else {
+            return;
+        };
+        use_it(self, device.address(&memory));
+        let waited = device.wait();
+        self.keep(waited);
+    }
+
+    /// Launches a kernel behind all earlier work, overlapping the end of the one before.
+    ///
+    /// # Safety
+    /// `args` is the kernel's own parameter block, and its addresses are those of live regions
+    /// that are large enough.
+    pub(super) unsafe fn launch<A: Copy>(
+        &mut self,
+        kernel: &str,
+        blocks: [usize; 3],
+        threads: u32,
+        shared: usize,
+        args: &A,
+    ) {
+        if self.failure.is_some() {
+            return;
+        }
+        let Some(device) = self.device.clone() else {
+            return;
+        };
+        let grid = Grid {
+            blocks: blocks.map(|b| b as u32),
+            threads,
+            shared,
+        };
+        // SAFETY: the caller's word.
+        let launched = unsafe { device.launch(kernel, grid, args, true) };
+        self.keep(launched);
+    }
+}

@@ -1,0 +1,148 @@
+//! How rows are cut into pieces for attention: spans of a few rows of one sequence, and groups of
+//! spans that one launch computes. No cut changes a bit.
+
+use marathon_kernels::abi::splits_of_row;
+
+use crate::backend::arena::{RowSet, Span};
+
+/// Rows of a span at most: a token and eight drafts.
+const SPAN: usize = 9;
+
+/// Spans that one launch computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Group {
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
+    pub(super) first_span: usize,
+    pub(super) spans: usize,
+    /// Rows of its tallest span.
+    pub(super) height: usize,
+    /// Splits that a span sees at most, rounded up: full, sliding.
+    pub(super) splits: [usize; 2],
+}
+
+/// Splits that the rows with ends in `first ..= last` see: full, sliding.
+pub(super) fn splits(first: usize, last: usize, window: usize) -> [usize; 2] {
+    let low = first.saturating_sub(window);
+    [
+        splits_of_row(0, last, false),
+        splits_of_row(low, last, true),
+    ]
+}
+
+/// A number of splits rounded up so that few different ones are left: launches of a growing
+/// sequence repeat. Blocks beyond a row's own splits leave at once.
+pub(super) fn bucket(splits: usize) -> usize {
+    let step = (splits.next_power_of_two() / 4).max(1);
+    splits.next_multiple_of(step)
+}
+
+/// Cuts rows into spans and these into groups of at most `most` rows.
+pub(super) fn group(set: &RowSet, most: usize, window: usize) -> (Vec<Span>, Vec<Group>) {
+    let mut spans = Vec::with_capacity(set.spans.len());
+    for span in &set.spans {
+        for from in (0..span.count).step_by(SPAN.min(most)) {
+            spans.push(Span {
+                seq: span.seq,
+                start: span.start + from,
+                count: (span.count - from).min(SPAN.min(most)),
+            });
+        }
+    }
+    let mut groups: Vec<Group> = Vec::new();
+    for (i, span) in spans.iter().enumerate() {
+        let rows = &set.rows[span.start..span.start + span.count];
+        let seen = splits(rows[0].end, rows[span.count - 1].end, window);
+        match groups.last_mut() {
+            Some(group) if group.rows + span.count <= most => {
+                group.rows += span.count;
+                group.spans += 1;
+                group.height = group.height.max(span.count);
+                for (a, b) in group.splits.iter_mut().zip(seen) {
+                    *a = (*a).max(b);
+                }
+            }
+            _ => groups.push(Group {
+                first_row: span.start,
+                rows: span.count,
+                first_span: i,
+                spans: 1,
+                height: span.count,
+                splits: seen,
+            }),
+        }
+    }
+    for group in &mut groups {
+        group.splits = group.splits.map(bucket);
+    }
+    (spans, groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::arena::Row;
+
+    fn rows(counts: &[(usize, usize)]) -> RowSet {
+        let mut set = RowSet::default();
+        for (seq, &(start, count)) in counts.iter().enumerate() {
+            set.spans.push(Span {
+                seq,
+                start: set.rows.len(),
+                count,
+            });
+            set.rows.extend((start..start + count).map(|position| Row {
+                token: 0,
+                position,
+                end: position + 1,
+                seq,
+            }));
+        }
+        set
+    }
+
+    #[test]
+    fn every_row_is_in_one_span_of_one_group() {
+        for most in [9, 20, 64] {
+            let set = rows(&[(0, 1), (100, 40), (7, 9), (5000, 3)]);
+            let (spans, groups) = group(&set, most, 512);
+            let mut next = 0;
+            for span in &spans {
+                assert_eq!(span.start, next);
+                assert!(span.count <= SPAN);
+                assert!(
+                    set.rows[span.start..span.start + span.count]
+                        .iter()
+                        .all(|r| r.seq == span.seq)
+                );
+                next += span.count;
+            }
+            assert_eq!(next, set.rows.len());
+            let (mut row, mut span) = (0, 0);
+            for g in &groups {
+                assert_eq!((g.first_row, g.first_span), (row, span));
+                assert!(g.rows <= most);
+                row += g.rows;
+                span += g.spans;
+            }
+            assert_eq!((row, span), (set.rows.len(), spans.len()));
+        }
+    }
+
+    #[test]
+    fn a_group_has_room_for_every_split_of_its_rows() {
+        let set = rows(&[(4000, 30), (3, 2)]);
+        let (_, groups) = group(&set, 64, 512);
+        for r in &set.rows {
+            let [full, sliding] = splits(r.end, r.end, 512);
+            assert!(groups[0].splits[0] >= full && groups[0].splits[1] >= sliding);
+        }
+    }
+
+    #[test]
+    fn buckets_are_few_and_never_small() {
+        let all: std::collections::BTreeSet<usize> = (1..200).map(bucket).collect();
+        assert!((1..200).all(|n| bucket(n) >= n));
+        assert!(all.len() < 28, "{all:?}");
+    }
+}

@@ -1,0 +1,592 @@
+//! What the operations share: buffers, room to work in, and the launches that several use.
+
+#![allow(unsafe_code, reason = "kernel launches")]
+
+use marathon_kernels::{
+    abi::{
+        AttentionArgs, AttentionPlan, DevicePtr, Epilogue, HeadsArgs, LargeLinear, LinearArgs,
+        NormArgs, RowsArgs, SAMPLE_THREADS, SampleArgs, SmallLinear, WeightForm, sample_chunks,
+        sample_room,
+    },
+    device::{Device, DeviceError},
+};
+
+use super::{
+    card::{Card, Region},
+    form::Form,
+    groups::{Group, bucket, splits},
+    rope::Turns,
+    step::{LOGPROB_PITCH, Sizes, StepArena},
+    weights::{self, Matrix, Norm},
+};
+use crate::{
+    backend::ops::{HeadShape, Rows},
+    model::{
+        plan::{Kind, Rope},
+        weights::Weight,
+    },
+};
+
+/// Rows that the small products take.
+const SMALL_ROWS: usize = 64;
+/// Memory for partial results of attention, at most.
+const PARTIALS: usize = 512 << 20;
+
+/// Activations at a fixed address.
+pub(super) struct Buf {
+    memory: Region,
+    pitch: usize,
+    width: usize,
+    element: usize,
+}
+
+impl Buf {
+    pub(super) fn new(card: &mut Card, form: Form, rows: usize, width: usize) -> Self {
+        Self::of(card, form.size(), rows, width)
+    }
+
+    pub(super) fn of(card: &mut Card, element: usize, rows: usize, width: usize) -> Self {
+        let pitch = width.next_multiple_of(8);
+        Self {
+            memory: card.zeros(rows * pitch * element),
+            pitch,
+            width,
+            element,
+        }
+    }
+
+    pub(super) fn at(&self) -> DevicePtr {
+        self.memory.at
+    }
+
+    /// Address of a row's column.
+    pub(super) fn place(&self, row: usize, column: usize) -> DevicePtr {
+        self.memory.at + ((row * self.pitch + column) * self.element) as u64
+    }
+
+    /// Elements from a row to the next.
+    pub(super) fn pitch(&self) -> u32 {
+        self.pitch as u32
+    }
+
+    /// The first rows of a buffer of fp32, once all earlier work is done.
+    pub(super) fn download(
+        &self,
+        device: &Device,
+        rows: usize,
+    ) -> Result<Vec<Vec<f32>>, DeviceError> {
+        let bytes = self.memory.bytes(device)?;
+        let row = |i: usize| {
+            let start = i * self.pitch * 4;
+            let row = &bytes[start..start + self.width * 4];
+            let numbers = row.chunks_exact(4);
+            numbers
+                .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+                .collect()
+        };
+        Ok((0..rows).map(row).collect())
+    }
+
+    /// Columns.
+    pub(super) fn width(&self) -> usize {
+        self.width
+    }
+
+    /// `out = gelu(gate) * up` of columns `[gate | up]`, `width` each.
+    pub(super) fn gate(&self, card: &mut Card, form: Form, rows: usize, width: usize, out: &Buf) {
+        let args = RowsArgs {
+            a: self.at(),
+            b: self.place(0, width),
+            out: out.at(),
+            lda: self.pitch(),
+            ldb: self.pitch(),
+            ldo: out.pitch(),
+            ..rows_args(rows, width)
+        };
+        by_column(card, form, "gelu_mul", rows, width, &args);
+    }
+}
+
+pub(super) fn rows_args(rows: usize, width: usize) -> RowsArgs {
+    RowsArgs {
+        a: 0,
+        b: 0,
+        out: 0,
+        weight: 0,
+        index: 0,
+        rows: rows as u32,
+        width: width as u32,
+        lda: 0,
+        ldb: 0,
+        ldo: 0,
+        count: 0,
+        scale: 1.0,
+        other_scale: 1.0,
+        eps: 0.0,
+        packed: 0,
+    }
+}
+
+/// A kernel whose threads have a column or, in bf16, two.
+pub(super) fn by_column(
+    card: &mut Card,
+    form: Form,
+    kernel: &str,
+    rows: usize,
+    width: usize,
+    args: &RowsArgs,
+) {
+    let per_block = match form {
+        Form::Bf16 => 256,
+        Form::F32 => 128,
+    };
+    let blocks = [width.div_ceil(per_block), rows, 1];
+    // SAFETY: callers give buffers of as many rows and columns.
+    unsafe { card.launch(&form.kernel(kernel), blocks, 128, 0, args) };
+}
+
+/// A layer of the KV pools.
+pub(super) struct Cache {
+    pub(super) memory: Region,
+    pub(super) kind: Kind,
+    /// Values-only layers: the key norm's weights and the turns.
+    pub(super) key: Option<(Region, Turns)>,
+}
+
+/// Clusters of the drafter's vocabulary, and the tokens chosen in a pass.
+pub(super) struct Clusters {
+    pub(super) head: Region,
+    pub(super) ordering: Region,
+    pub(super) best: Region,
+    pub(super) ids: Region,
+    pub(super) count: usize,
+    pub(super) size: usize,
+    pub(super) top: usize,
+    pub(super) width: usize,
+}
+
+/// Room to choose tokens in, for rows of one width.
+struct SampleRoom {
+    work: Region,
+    room: Region,
+}
+
+/// The card, the step arena, and room that operations share.
+pub(super) struct CudaOps {
+    pub(super) card: Card,
+    pub(super) form: Form,
+    pub(super) sizes: Sizes,
+    pub(super) step: StepArena,
+    pub(super) blocks: [usize; 2],
+    turns: Vec<(Rope, usize, Turns)>,
+    /// Partial results of attention, and their maxima and sums.
+    partial: (Region, Region),
+    partial_splits: [usize; 2],
+    /// Rows that a launch of attention takes.
+    pub(super) group_rows: usize,
+    sample_room: SampleRoom,
+    /// The embedding where it is the head too.
+    pub(super) tied: Option<(*const u8, Option<Matrix>)>,
+}
+
+// SAFETY: the pointer is compared, never followed.
+unsafe impl Send for CudaOps {}
+
+/// What the operations are made for.
+pub(super) struct Needs<'a> {
+    pub(super) form: Form,
+    pub(super) sizes: Sizes,
+    /// Blocks of the pools: full, sliding.
+    pub(super) blocks: [usize; 2],
+    /// Query heads and the largest head.
+    pub(super) heads: usize,
+    pub(super) head_dim: usize,
+    /// The embedding, if it is the head too.
+    pub(super) tied: Option<&'a Weight>,
+}
+
+impl CudaOps {
+    pub(super) fn new(mut card: Card, needs: &Needs<'_>) -> Result<Self, DeviceError> {
+        let sizes = needs.sizes;
+        let step = StepArena::new(&mut card, sizes)?;
+        let last = sizes.positions;
+        let most = [
+            bucket(splits(0, last, sizes.window)[0]),
+            bucket(sizes.window / 128 + 2),
+        ];
+        let row = needs.heads * most[0].max(most[1]) * (needs.head_dim + 2) * 4;
+        let group_rows = (PARTIALS / row).clamp(9, 64).min(sizes.rows.max(9));
+        let slots = group_rows * needs.heads * most[0].max(most[1]);
+        let partial = match needs.form {
+            Form::Bf16 => (
+                card.zeros(slots * needs.head_dim * 4),
+                card.zeros(slots * 8),
+            ),
+            Form::F32 => (card.zeros(0), card.zeros(0)),
+        };
+        let chunks = sample_chunks(sizes.vocab);
+        let sample_room = SampleRoom {
+            work: card.zeros(sizes.out_rows * sizes.vocab.next_multiple_of(8) * 4),
+            room: card.zeros(sizes.out_rows * sample_room(sizes.vocab, chunks) * 8),
+        };
+        Ok(Self {
+            card,
+            form: needs.form,
+            sizes,
+            step,
+            blocks: needs.blocks,
+            turns: Vec::new(),
+            partial,
+            partial_splits: most,
+            group_rows,
+            sample_room,
+            tied: needs.tied.and_then(weights::identity).map(|p| (p, None)),
+        })
+    }
+
+    pub(super) fn count(&self, rows: Rows) -> usize {
+        self.step.count(rows)
+    }
+
+    pub(super) fn turns(&mut self, rope: &Rope, head_dim: usize) -> Turns {
+        let known = self
+            .turns
+            .iter()
+            .find(|(r, d, _)| r == rope && *d == head_dim);
+        if let Some((_, _, turns)) = known {
+            return turns.clone();
+        }
+        let turns = Turns::new(&mut self.card, rope, head_dim, self.sizes.positions);
+        self.turns.push((*rope, head_dim, turns.clone()));
+        turns
+    }
+
+    pub(super) fn product(
+        &mut self,
+        m: usize,
+        x: &Buf,
+        matrix: &Matrix,
+        out: &Buf,
+        cap: Option<Option<f32>>,
+    ) {
+        if m == 0 {
+            return;
+        }
+        let (n, k) = (matrix.n, matrix.k);
+        debug_assert!(k <= x.width() && n <= out.width());
+        let mut args = LinearArgs {
+            weight: matrix.at(),
+            block_scale: 0,
+            row_scale: 0,
+            x: x.at(),
+            y: out.at(),
+            z: 0,
+            m: m as u32,
+            n: n as u32,
+            k: k as u32,
+            ldx: x.pitch(),
+            ldy: out.pitch(),
+            ldz: 0,
+            epilogue: match cap {
+                None => Epilogue::Store,
+                Some(_) => Epilogue::Logits,
+            } as u32,
+            softcap: cap.flatten().unwrap_or(0.0),
+            chunk: 0,
+            pad: 0,
+        };
+        // SAFETY (of each launch): x and out were made for as many rows as there can be, with
+        // columns for k and n.
+        if self.form == Form::F32 {
+            unsafe {
+                self.card
+                    .launch("plain_linear", [n.div_ceil(8), m, 1], 256, 0, &args);
+            }
+            return;
+        }
+        let form = WeightForm::Bf16;
+        if m > SMALL_ROWS {
+            let plan = LargeLinear::plan(form, m, n);
+            let blocks = [plan.grid as usize, 1, 1];
+            let kernel = LargeLinear::kernel(form);
+            unsafe {
+                self.card
+                    .launch(&kernel, blocks, plan.block, plan.shared, &args);
+            }
+            return;
+        }
+        let (sms, shared) = self.card.shape();
+        let plan = SmallLinear::plan(form, m, n, k, sms, shared);
+        args.chunk = plan.chunk;
+        let blocks = [plan.grid as usize, 1, 1];
+        unsafe {
+            self.card
+                .launch(&plan.kernel(form), blocks, plan.block, plan.shared, &args);
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one kernel for both operations")]
+    pub(super) fn heads(
+        &mut self,
+        rows: Rows,
+        shape: HeadShape,
+        qkv: &Buf,
+        q_norm: &Norm,
+        k_norm: Option<&Norm>,
+        turns: &Turns,
+        cache: Option<&Cache>,
+    ) {
+        let count = self.count(rows);
+        let at = self.step.rows(rows);
+        let (table, table_first) = self.step.tables(shape.kind);
+        let from_values = cache.is_some_and(|c| c.key.is_some());
+        let args = HeadsArgs {
+            qkv: qkv.at(),
+            q_norm: q_norm.memory.at,
+            k_norm: k_norm.map_or(0, |k| k.memory.at),
+            turns: turns.at(),
+            positions: at.position,
+            row_seq: at.seq,
+            kv: cache.map_or(0, |c| c.memory.at),
+            table,
+            table_first,
+            heads: shape.heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            ld: qkv.pitch(),
+            pairs: turns.pairs(),
+            page: self.sizes.page as u32,
+            table_pitch: self.sizes.table(shape.kind) as u32,
+            from_values: u32::from(from_values),
+            eps: q_norm.eps,
+        };
+        let units = shape.heads + if k_norm.is_some() { shape.kv_heads } else { 0 };
+        let kernel = self.form.kernel(&format!("heads_d{}", shape.head_dim));
+        let (per_block, threads) = match self.form {
+            Form::Bf16 => (4, 128),
+            Form::F32 => (1, 32),
+        };
+        let blocks = [units.div_ceil(per_block), count, 1];
+        // SAFETY: the rows' positions and tables were checked; qkv holds all heads.
+        unsafe { self.card.launch(&kernel, blocks, threads, 0, &args) };
+    }
+
+    pub(super) fn attend(
+        &mut self,
+        rows: Rows,
+        group: &Group,
+        shape: HeadShape,
+        q: &Buf,
+        cache: &Cache,
+        out: &Buf,
+    ) {
+        let at = self.step.rows(rows);
+        let (table, table_first) = self.step.tables(shape.kind);
+        let values_only = cache.key.is_some();
+        let which = match shape.kind {
+            Kind::Full => 0,
+            Kind::Sliding => 1,
+        };
+        // The kernel's rows are counted from the group's first.
+        let args = AttentionArgs {
+            q: q.at(),
+            kv: cache.memory.at,
+            table,
+            table_first,
+            spans: at.spans + 16 * group.first_span as u64,
+            ends: at.end,
+            partial: self.partial.0.at,
+            weight: self.partial.1.at,
+            out: out.at(),
+            k_norm: cache.key.as_ref().map_or(0, |(norm, _)| norm.at),
+            turns: cache.key.as_ref().map_or(0, |(_, turns)| turns.at()),
+            heads: shape.heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            page: self.sizes.page as u32,
+            window: match shape.kind {
+                Kind::Full => 0,
+                Kind::Sliding => self.sizes.window as u32,
+            },
+            ldq: q.pitch(),
+            ldo: out.pitch(),
+            splits: self.partial_splits[which] as u32,
+            table_pitch: self.sizes.table(shape.kind) as u32,
+            pairs: cache.key.as_ref().map_or(0, |(_, turns)| turns.pairs()),
+            pad: 0,
+        };
+        let values = if values_only { "values_" } else { "" };
+        if self.form == Form::F32 {
+            let kernel = format!("plain_attention_{values}d{}", shape.head_dim);
+            let blocks = [shape.heads, group.height, group.spans];
+            // SAFETY: the rows' ends and tables were checked.
+            unsafe { self.card.launch(&kernel, blocks, 32, 0, &args) };
+            return;
+        }
+        let plan = AttentionPlan::plan(
+            shape.head_dim,
+            shape.heads,
+            shape.kv_heads,
+            group.height,
+            group.spans,
+            group.splits[which],
+            values_only,
+        );
+        // Partial results lie by row: a group's own are moved to the front.
+        let slots = group.first_row as u64 * u64::from(args.heads) * u64::from(args.splits);
+        let args = AttentionArgs {
+            partial: args.partial.wrapping_sub(slots * shape.head_dim as u64 * 4),
+            weight: args.weight.wrapping_sub(slots * 8),
+            ..args
+        };
+        let merged = AttentionArgs {
+            partial: self.partial.0.at,
+            weight: self.partial.1.at,
+            ends: at.end + 4 * group.first_row as u64,
+            out: out.place(group.first_row, 0),
+            ..args
+        };
+        let blocks = plan.grid.map(|b| b as usize);
+        let merge = [group.rows, shape.heads, 1];
+        let threads = shape.head_dim as u32 / 2;
+        // SAFETY: as above; partial results have room for a group's rows and all splits.
+        unsafe {
+            let kernel = plan.kernel();
+            self.card
+                .launch(&kernel, blocks, AttentionPlan::THREADS, plan.shared, &args);
+            self.card
+                .launch("attention_merge", merge, threads, 0, &merged);
+        }
+    }
+
+    /// Chooses a token for every row; `ids` names the columns where they are not all tokens.
+    pub(super) fn choose(&mut self, rows: Rows, logits: &Buf, width: usize, ids: DevicePtr) {
+        let count = self.count(rows);
+        if count == 0 {
+            return;
+        }
+        let (at, to) = (self.step.rows(rows), self.step.sampling(rows));
+        let chunks = sample_chunks(width);
+        let args = SampleArgs {
+            logits: logits.at(),
+            work: self.sample_room.work.at,
+            ids,
+            params: to.params,
+            row_seq: at.seq,
+            positions: at.position,
+            before: to.before,
+            recent: to.recent,
+            recent_at: to.recent_at,
+            lists: to.lists,
+            room: self.sample_room.room.at,
+            token: to.token,
+            drafts: to.drafts,
+            logprobs: to.logprobs,
+            width: width as u32,
+            ld: logits.pitch(),
+            offset: match rows {
+                Rows::Draft => self.step.drafted as u32,
+                _ => 0,
+            },
+            chunks: chunks as u32,
+            logprob_pitch: LOGPROB_PITCH as u32,
+            pad: 0,
+        };
+        let t = SAMPLE_THREADS;
+        let (edits, logprobs) = (self.step.shape.edits, self.step.shape.logprobs);
+        // SAFETY: the room was made for rows of the whole vocabulary, and there are no more
+        // drafting rows than emitting ones.
+        unsafe {
+            if edits {
+                self.card
+                    .launch("sample_edit", [count, 1, 1], t.edit, 0, &args);
+            }
+            let shared = [chunks, count, 1];
+            self.card.launch("sample_scan", shared, t.scan, 0, &args);
+            self.card.launch("sample_gather", shared, t.scan, 0, &args);
+            self.card
+                .launch("sample_pick", [count, 1, 1], t.pick, 0, &args);
+            if logprobs && rows == Rows::Out {
+                self.card
+                    .launch("sample_logprobs", [count, 1, 1], t.pick, 0, &args);
+            }
+        }
+    }
+}
+
+impl CudaOps {
+    pub(super) fn most(&self, rows: Rows) -> usize {
+        match rows {
+            Rows::All => self.sizes.rows,
+            Rows::Out => self.sizes.out_rows,
+            Rows::Draft => self.sizes.seqs,
+        }
+    }
+
+    pub(super) fn norms(&mut self, rows: Rows, kernel: &str, args: &NormArgs) {
+        let count = self.count(rows);
+        let threads = match self.form {
+            Form::Bf16 => NormArgs::threads(args.width as usize),
+            Form::F32 => 32,
+        };
+        let kernel = self.form.kernel(kernel);
+        // SAFETY: buffers of as many rows as a step can have.
+        unsafe { self.card.launch(&kernel, [count, 1, 1], threads, 0, args) };
+    }
+
+    /// Rows of a buffer by their numbers, into the columns from `column` on.
+    pub(super) fn take_rows(
+        &mut self,
+        rows: Rows,
+        from: &Buf,
+        index: DevicePtr,
+        width: usize,
+        out: &Buf,
+        column: usize,
+    ) {
+        let count = self.count(rows);
+        let args = RowsArgs {
+            a: from.at(),
+            out: out.place(0, column),
+            index,
+            lda: from.pitch(),
+            ldo: out.pitch(),
+            ..rows_args(count, width)
+        };
+        by_column(&mut self.card, self.form, "gather", count, width, &args);
+    }
+}
+
+pub(super) fn norm_args(width: usize) -> NormArgs {
+    NormArgs {
+        x: 0,
+        branch: 0,
+        weight: 0,
+        other: 0,
+        out: 0,
+        width: width as u32,
+        ldx: 0,
+        ldb: 0,
+        ldo: 0,
+        eps: 0.0,
+        other_eps: 0.0,
+        scale: 1.0,
+        pad: 0,
+    }
+}
+
+/// Drafting rows are spans of their own.
+pub(super) fn draft_groups(rows: usize, most: usize, splits: [usize; 2]) -> Vec<Group> {
+    (0..rows)
+        .step_by(most)
+        .map(|first| {
+            let count = most.min(rows - first);
+            Group {
+                first_row: first,
+                rows: count,
+                first_span: first,
+                spans: count,
+                height: 1,
+                splits,
+            }
+        })
+        .collect()
+}

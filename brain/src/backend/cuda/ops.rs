@@ -1,0 +1,386 @@
+//! The operations of the model on a card: parameter blocks and launches, nothing else.
+
+#![allow(unsafe_code, reason = "kernel launches")]
+
+use marathon_kernels::abi::{ClusterArgs, NormArgs, RowsArgs, VerifyArgs};
+
+use super::{
+    experts::Experts,
+    form::Form,
+    launch::{Buf, Cache, Clusters, CudaOps, by_column, draft_groups, norm_args, rows_args},
+    rope::Turns,
+    weights::{self, Matrix, Norm, Table},
+};
+use crate::{
+    backend::ops::{HeadShape, Ops, Rows},
+    model::{
+        plan::{Kind, Moe, Rope},
+        weights::{MoeWeights, Weight},
+    },
+};
+
+impl Ops for CudaOps {
+    type Buf = Buf;
+    type Matrix = Matrix;
+    type Table = Table;
+    type Norm = Norm;
+    type Rope = Turns;
+    type Cache = Cache;
+    type Experts = Experts;
+    type Clusters = Clusters;
+
+    fn buffer(&mut self, rows: Rows, width: usize) -> Buf {
+        let count = self.most(rows);
+        Buf::new(&mut self.card, self.form, count, width)
+    }
+
+    fn logits_buffer(&mut self, rows: Rows, width: usize) -> Buf {
+        let count = self.most(rows);
+        Buf::of(&mut self.card, 4, count, width)
+    }
+
+    fn matrix(&mut self, parts: &[&Weight]) -> Matrix {
+        if let ([only], Some((tied, Some(matrix)))) = (parts, &self.tied)
+            && weights::identity(only) == Some(*tied)
+        {
+            return matrix.clone();
+        }
+        weights::matrix(&mut self.card, self.form, parts)
+    }
+
+    fn table(&mut self, weight: &Weight) -> Table {
+        let same = weights::identity(weight);
+        let tied = self.tied.as_ref().is_some_and(|(p, _)| same == Some(*p));
+        if !tied || self.form == Form::F32 {
+            return weights::table(&mut self.card, self.form, weight);
+        }
+        let matrix = weights::matrix(&mut self.card, self.form, &[weight]);
+        self.tied = same.map(|p| (p, Some(matrix.clone())));
+        Table::Packed(matrix)
+    }
+
+    fn norm_weights(&mut self, weight: &Weight, eps: f32) -> Norm {
+        let numbers = weight.to_vec();
+        Norm {
+            memory: weights::floats(&mut self.card, &numbers),
+            width: numbers.len(),
+            eps,
+        }
+    }
+
+    fn rope(&mut self, rope: &Rope, head_dim: usize) -> Turns {
+        self.turns(rope, head_dim)
+    }
+
+    fn cache(&mut self, shape: HeadShape, values_only: Option<(&Weight, &Rope)>) -> Cache {
+        let key = values_only.map(|(weight, rope)| {
+            let norm = weights::floats(&mut self.card, &weight.to_vec());
+            (norm, self.turns(rope, shape.head_dim))
+        });
+        let blocks = match shape.kind {
+            Kind::Full => self.blocks[0],
+            Kind::Sliding => self.blocks[1],
+        };
+        let slot = shape.kv_heads * shape.head_dim * if key.is_some() { 1 } else { 2 };
+        let bytes = blocks * self.sizes.page * slot * self.form.size();
+        let memory = self.card.zeros(bytes);
+        Cache {
+            memory,
+            kind: shape.kind,
+            key,
+        }
+    }
+
+    fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {
+        Experts::new(
+            &mut self.card,
+            self.form,
+            weights,
+            moe,
+            eps,
+            self.sizes.rows,
+        )
+    }
+
+    fn clusters(
+        &mut self,
+        head: &Weight,
+        ordering: &[u32],
+        count: usize,
+        top_k: usize,
+    ) -> Clusters {
+        let (size, rows) = (ordering.len() / count, self.sizes.seqs);
+        Clusters {
+            head: weights::reordered(&mut self.card, self.form, head, ordering),
+            ordering: weights::words(&mut self.card, ordering),
+            best: self.card.zeros(rows * top_k * 4),
+            ids: self.card.zeros(rows * top_k * size * 4),
+            count,
+            size,
+            top: top_k,
+            width: head.cols(),
+        }
+    }
+
+    fn embed(&mut self, rows: Rows, table: &Table, scale: f32, out: &mut Buf) {
+        let (count, index) = (self.count(rows), self.step.rows(rows).token);
+        let (a, width, packed) = table.place();
+        let args = RowsArgs {
+            a,
+            out: out.at(),
+            index,
+            lda: width as u32,
+            ldo: out.pitch(),
+            scale,
+            packed: u32::from(packed),
+            ..rows_args(count, width)
+        };
+        by_column(&mut self.card, self.form, "embed", count, width, &args);
+    }
+
+    fn layer_inputs(
+        &mut self,
+        rows: Rows,
+        table: &Table,
+        table_scale: f32,
+        context: &Buf,
+        context_scale: f32,
+        norm: &Norm,
+        out: &mut Buf,
+    ) {
+        let (count, index) = (self.count(rows), self.step.rows(rows).token);
+        let (a, width, _) = table.place();
+        let layers = width / norm.width;
+        let args = RowsArgs {
+            a,
+            b: context.at(),
+            out: out.at(),
+            weight: norm.memory.at,
+            index,
+            lda: width as u32,
+            ldb: context.pitch(),
+            ldo: out.pitch(),
+            count: layers as u32,
+            scale: table_scale,
+            other_scale: context_scale,
+            eps: norm.eps,
+            ..rows_args(count, norm.width)
+        };
+        let kernel = self.form.kernel("layer_inputs");
+        // SAFETY: both buffers have a row per row of the step, the table one per token.
+        unsafe { self.card.launch(&kernel, [layers, count, 1], 32, 0, &args) };
+    }
+
+    fn norm(&mut self, rows: Rows, x: &Buf, norm: &Norm, out: &mut Buf) {
+        let args = NormArgs {
+            x: x.at(),
+            ldx: x.pitch(),
+            weight: norm.memory.at,
+            eps: norm.eps,
+            out: out.at(),
+            ldo: out.pitch(),
+            ..norm_args(norm.width)
+        };
+        self.norms(rows, "norm_rows", &args);
+    }
+
+    fn add_norm(
+        &mut self,
+        rows: Rows,
+        x: &mut Buf,
+        branch: &Buf,
+        post: &Norm,
+        scale: f32,
+        next: Option<&Norm>,
+        out: &mut Buf,
+    ) {
+        let args = NormArgs {
+            x: x.at(),
+            ldx: x.pitch(),
+            branch: branch.at(),
+            ldb: branch.pitch(),
+            weight: post.memory.at,
+            eps: post.eps,
+            other: next.map_or(0, |n| n.memory.at),
+            other_eps: next.map_or(0.0, |n| n.eps),
+            out: out.at(),
+            ldo: out.pitch(),
+            scale,
+            ..norm_args(post.width)
+        };
+        self.norms(rows, "add_norm", &args);
+    }
+
+    fn linear(&mut self, rows: Rows, x: &Buf, matrix: &Matrix, out: &mut Buf) {
+        self.product(self.count(rows), x, matrix, out, None);
+    }
+
+    fn query(&mut self, rows: Rows, shape: HeadShape, q: &mut Buf, norm: &Norm, rope: &Turns) {
+        self.heads(rows, shape, q, norm, None, rope, None);
+    }
+
+    fn query_and_store(
+        &mut self,
+        rows: Rows,
+        shape: HeadShape,
+        qkv: &mut Buf,
+        q_norm: &Norm,
+        k_norm: &Norm,
+        rope: &Turns,
+        cache: &Cache,
+    ) {
+        self.heads(rows, shape, qkv, q_norm, Some(k_norm), rope, Some(cache));
+    }
+
+    fn attention(&mut self, rows: Rows, shape: HeadShape, q: &Buf, cache: &Cache, out: &mut Buf) {
+        debug_assert_eq!(shape.kind, cache.kind);
+        let groups = match rows {
+            Rows::All => self.step.shape.all.clone(),
+            Rows::Out => self.step.shape.out.clone(),
+            Rows::Draft => draft_groups(
+                self.count(rows),
+                self.group_rows,
+                self.step.shape.draft_splits,
+            ),
+        };
+        for group in &groups {
+            self.attend(rows, group, shape, q, cache, out);
+        }
+    }
+
+    fn gated_act(&mut self, rows: Rows, gate_up: &Buf, width: usize, out: &mut Buf) {
+        gate_up.gate(&mut self.card, self.form, self.step.count(rows), width, out);
+    }
+
+    fn layer_gate(&mut self, rows: Rows, gate: &mut Buf, inputs: &Buf, layer: usize, width: usize) {
+        let count = self.count(rows);
+        let args = RowsArgs {
+            a: gate.at(),
+            b: inputs.place(0, layer * width),
+            out: gate.at(),
+            lda: gate.pitch(),
+            ldb: inputs.pitch(),
+            ldo: gate.pitch(),
+            ..rows_args(count, width)
+        };
+        by_column(&mut self.card, self.form, "gelu_mul", count, width, &args);
+    }
+
+    fn experts(&mut self, rows: Rows, x: &Buf, y: &Buf, experts: &mut Experts, out: &mut Buf) {
+        let count = self.count(rows);
+        experts.prepare(&mut self.card, self.form, count, x);
+        let (input, scores) = (&experts.router_input, &experts.scores);
+        self.product(count, input, &experts.router, scores, None);
+        experts.run(&mut self.card, self.form, count, y, out);
+    }
+
+    fn sum_norms(&mut self, rows: Rows, a: &mut Buf, norm_a: &Norm, b: &Buf, norm_b: &Norm) {
+        let args = NormArgs {
+            x: a.at(),
+            ldx: a.pitch(),
+            branch: b.at(),
+            ldb: b.pitch(),
+            weight: norm_b.memory.at,
+            eps: norm_b.eps,
+            other: norm_a.memory.at,
+            other_eps: norm_a.eps,
+            ..norm_args(norm_a.width)
+        };
+        self.norms(rows, "sum_norms", &args);
+    }
+
+    fn gather(&mut self, all: &Buf, width: usize, out: &mut Buf) {
+        let index = self.step.out_source();
+        self.take_rows(Rows::Out, all, index, width, out, 0);
+    }
+
+    fn logits(
+        &mut self,
+        rows: Rows,
+        h: &Buf,
+        matrix: &Matrix,
+        softcap: Option<f32>,
+        out: &mut Buf,
+    ) {
+        self.product(self.count(rows), h, matrix, out, Some(softcap));
+    }
+
+    fn sample_and_verify(&mut self, logits: &Buf) {
+        self.choose(Rows::Out, logits, self.sizes.vocab, 0);
+        let (first, count, recent) = self.step.emitting();
+        let (out, draft) = (self.step.rows(Rows::Out), self.step.rows(Rows::Draft));
+        let args = VerifyArgs {
+            token: self.step.sampling(Rows::Out).token,
+            input: self.step.rows(Rows::All).token,
+            out_source: self.step.out_source(),
+            positions: out.position,
+            out_first: first,
+            out_count: count,
+            recent,
+            draft_seq: draft.seq,
+            hidden: self.step.hidden(),
+            draft_token: draft.token,
+            draft_position: draft.position,
+            before: self.step.sampling(Rows::Draft).before,
+            seqs: self.step.shape.seqs as u32,
+            draft_rows: self.count(Rows::Draft) as u32,
+        };
+        if args.draft_rows > 0 {
+            // SAFETY: all of it is in the step arena.
+            unsafe { self.card.launch("verify", [1, 1, 1], 256, 0, &args) };
+        }
+    }
+
+    fn draft_begin(&mut self, hidden: &Buf, width: usize, state: &mut Buf) {
+        let index = self.step.hidden();
+        self.take_rows(Rows::Draft, hidden, index, width, state, 0);
+    }
+
+    fn draft_input(&mut self, table: &Table, scale: f32, state: &Buf, width: usize, out: &mut Buf) {
+        self.embed(Rows::Draft, table, scale, out);
+        let index = self.step.numbers();
+        self.take_rows(Rows::Draft, state, index, width, out, width);
+    }
+
+    fn cluster_logits(&mut self, scores: &Buf, h: &Buf, clusters: &mut Clusters, out: &mut Buf) {
+        let rows = self.count(Rows::Draft);
+        let c = clusters;
+        let args = ClusterArgs {
+            scores: scores.at(),
+            h: h.at(),
+            head: c.head.at,
+            ordering: c.ordering.at,
+            best: c.best.at,
+            ids: c.ids.at,
+            logits: out.at(),
+            count: c.count as u32,
+            size: c.size as u32,
+            top: c.top as u32,
+            width: c.width as u32,
+            ld_scores: scores.pitch(),
+            ldh: h.pitch(),
+            ld: out.pitch(),
+            pad: 0,
+        };
+        let tokens = c.top * c.size;
+        let (pick, logits) = (
+            self.form.kernel("cluster_pick"),
+            self.form.kernel("cluster_logits"),
+        );
+        // SAFETY: the clusters' room is for as many rows as can draft.
+        unsafe {
+            self.card
+                .launch(&pick, [c.count.div_ceil(128), rows, 1], 128, 0, &args);
+            self.card
+                .launch(&logits, [tokens.div_ceil(8), rows, 1], 256, 0, &args);
+        }
+    }
+
+    fn draft_sample(&mut self, logits: &Buf, clusters: Option<&Clusters>) {
+        match clusters {
+            None => self.choose(Rows::Draft, logits, self.sizes.vocab, 0),
+            Some(c) => self.choose(Rows::Draft, logits, c.top * c.size, c.ids.at),
+        }
+        self.step.drafted += 1;
+    }
+}

@@ -1,0 +1,316 @@
+//! The CUDA back end against the reference, against the processor, and against itself.
+//!
+//! These tests need a card, real or emulated: `tests/gpu/brain.sh` and `tests/gpu/emulate.sh` run
+//! them.
+
+#![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+
+mod support;
+
+use std::path::Path;
+
+use brain::{
+    backend::{
+        Executor,
+        cpu::CpuExecutor,
+        cuda::{CudaExecutor, CudaOptions},
+    },
+    demo,
+    model::{self, LoadedModel},
+    sched::types::{SamplingParams, TokenId},
+};
+use support::{
+    Sequence,
+    bits::{COUNT, bits, company, foreign_drafts, lone, own_drafts, pieces, prompt, requests},
+    golden::{Golden, VARIANTS, golden},
+    grown::grown,
+    options, params,
+};
+
+const WINDOW: usize = 6;
+
+fn small() -> CudaOptions {
+    CudaOptions {
+        max_seqs: 8,
+        max_rows: 128,
+        kv_memory: Some(64 << 20),
+        ..CudaOptions::default()
+    }
+}
+
+fn loaded(folder: &Path) -> LoadedModel {
+    model::load(folder, &model::LoadOptions::default()).unwrap()
+}
+
+fn card(folder: &Path, options: &CudaOptions) -> CudaExecutor {
+    CudaExecutor::new(&loaded(folder), options).unwrap()
+}
+
+/// How many times as wide as the golden a checkpoint must be for the fast kernels.
+fn factor(name: &str) -> usize {
+    match name {
+        "e2b" | "e4b" => 8,
+        // Layers that store values only have heads of 512.
+        _ => 32,
+    }
+}
+
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max)
+}
+
+/// Largest difference to the reference's logits after tokens fed in the given pieces.
+fn difference(golden: &Golden, executor: &mut CudaExecutor, pieces: &[usize]) -> f32 {
+    let mut sequence = Sequence::new(executor, 0, params(0.0));
+    let mut fed = 0;
+    for (i, piece) in pieces.iter().enumerate() {
+        let last = i + 1 == pieces.len();
+        sequence.feed(executor, &golden.tokens[fed..fed + piece], last);
+        fed += piece;
+    }
+    let logits = executor.last_logits().unwrap();
+    largest_difference(logits.last().unwrap(), &golden.logits[fed - 1])
+}
+
+fn reference(name: &str) {
+    let golden = golden(name);
+    let mut executor = card(&golden.folder, &small());
+    let whole = golden.tokens.len();
+    let sevens = [vec![7; whole / 7], vec![whole % 7]].concat();
+    let mut cuts = vec![vec![1; 4 * WINDOW], sevens, vec![9, 1, whole - 10]];
+    let lengths = [1, 2, WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW, 33, whole];
+    cuts.extend(lengths.map(|length| vec![length]));
+    let worst = cuts
+        .iter()
+        .map(|cut| difference(&golden, &mut executor, cut))
+        .fold(0.0, f32::max);
+    println!("{name}: logits within {worst:.1e} of the reference");
+    assert!(worst < 1e-4, "{name}: {worst}");
+
+    let (prompt, expected) = golden.tokens.split_at(golden.prompt);
+    let mut sequence = Sequence::new(&executor, 0, params(0.0));
+    let tokens = sequence.generate(&mut executor, prompt, expected.len(), 0);
+    assert_eq!(tokens, expected, "{name}");
+
+    let mut sequence = Sequence::new(&executor, 0, params(0.0));
+    let width = golden.rounds[0].len() - 2;
+    sequence.generate(&mut executor, prompt, 24, width);
+    let rounds: Vec<Vec<usize>> = sequence
+        .rounds
+        .iter()
+        .take(golden.rounds.len())
+        .map(|r| {
+            let drafts = r.drafts.iter().map(|d| *d as usize);
+            [r.committed, r.accepted]
+                .into_iter()
+                .chain(drafts)
+                .collect()
+        })
+        .collect();
+    assert_eq!(rounds, golden.rounds, "{name}: drafts and accept counts");
+}
+
+/// Tokens of whole requests, filters and penalties and all, as the processor has them.
+fn same_tokens_in_fp32(name: &str) {
+    let folder = support::golden_folder(name);
+    let mut here = CpuExecutor::new(loaded(&folder), &options()).unwrap();
+    let mut there = card(&folder, &small());
+    for request in requests() {
+        let ids = |executor: &mut dyn Executor| -> Vec<TokenId> {
+            lone(executor, &request).iter().map(|e| e.id).collect()
+        };
+        assert_eq!(ids(&mut there), ids(&mut here), "{name}");
+    }
+}
+
+/// Logits of a bf16 checkpoint along one path, card against processor.
+fn near_the_processor(name: &str, model: &dyn Fn() -> LoadedModel, tokens: &[TokenId], most: f32) {
+    let mut here = CpuExecutor::new(model(), &options()).unwrap();
+    let mut there = CudaExecutor::new(&model(), &small()).unwrap();
+    let (mut worst, mut sum, mut count, mut same) = (0.0f32, 0.0f64, 0usize, 0usize);
+    let mut a = Sequence::new(&here, 0, params(0.0));
+    let mut b = Sequence::new(&there, 0, params(0.0));
+    let cuts = tokens.chunks(5);
+    let pieces = cuts.len();
+    for piece in cuts {
+        a.feed(&mut here, piece, true);
+        b.feed(&mut there, piece, true);
+        // The token that was emitted is dropped: the path is given.
+        for s in [&mut a, &mut b] {
+            s.tokens.truncate(s.cached);
+        }
+        let left = here.last_logits().last().unwrap().to_vec();
+        let right = there.last_logits().unwrap().pop().unwrap();
+        worst = worst.max(largest_difference(&left, &right));
+        sum += left
+            .iter()
+            .zip(&right)
+            .map(|(a, b)| f64::from((a - b).abs()))
+            .sum::<f64>();
+        count += left.len();
+        let best = |l: &[f32]| {
+            l.iter()
+                .enumerate()
+                .max_by(|a, b| a.1.total_cmp(b.1))
+                .map(|(i, _)| i)
+        };
+        same += usize::from(best(&left) == best(&right));
+    }
+    println!(
+        "{name}: logits within {worst:.3} of the processor's, {:.4} on average; the same best token \
+         at {same} of {pieces} positions",
+        sum / count as f64
+    );
+    assert!(worst < most, "{name}: {worst}");
+    assert!(same * 10 >= pieces * 9, "{name}: {same} of {pieces}");
+}
+
+fn demo_model() -> LoadedModel {
+    model::load_embedded(&demo::CHECKPOINT, true).unwrap()
+}
+
+fn every_invariance(name: &str, executor: &mut CudaExecutor, sizes: &[usize]) -> usize {
+    own_drafts(name, executor)
+        + foreign_drafts(name, executor)
+        + pieces(name, executor, sizes)
+        + company(name, executor, 8)
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn goldens_agree_with_the_reference() {
+    VARIANTS.into_iter().for_each(reference);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn fp32_models_choose_the_tokens_that_the_processor_chooses() {
+    VARIANTS.into_iter().for_each(same_tokens_in_fp32);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn bf16_models_are_near_the_processor() {
+    for name in VARIANTS {
+        let folder = grown(name, factor(name));
+        near_the_processor(name, &|| loaded(folder.path()), &prompt(4), 0.5);
+    }
+    let tokens: Vec<TokenId> = (0..90).map(|i| 5 + (i * i * 7 + i) % 900).collect();
+    near_the_processor("demo", &demo_model, &tokens, 0.75);
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn drafts_pieces_and_company_change_no_bit() {
+    let sizes: Vec<usize> = (1..=36).collect();
+    let mut compared = 0;
+    for name in VARIANTS {
+        for graphs in [true, false] {
+            let options = CudaOptions { graphs, ..small() };
+            let mut plain = card(&support::golden_folder(name), &options);
+            compared += every_invariance(name, &mut plain, &sizes);
+            let folder = grown(name, factor(name));
+            let mut fast = card(folder.path(), &options);
+            compared += every_invariance(name, &mut fast, &sizes);
+        }
+    }
+    println!("{compared} generations compared");
+}
+
+/// A second executor, without drafter and with other sizes, knows nothing of the first.
+#[test]
+#[ignore = "needs a card"]
+fn restarts_and_sizes_change_no_bit() {
+    let mut compared = 0;
+    for name in VARIANTS {
+        let folder = grown(name, factor(name));
+        let mut first = card(folder.path(), &small());
+        let without = model::LoadOptions {
+            drafter: model::DrafterChoice::None,
+        };
+        let other = CudaOptions {
+            max_seqs: 3,
+            max_rows: 57,
+            max_model_len: 100,
+            graphs: false,
+            ..small()
+        };
+        let model = model::load(folder.path(), &without).unwrap();
+        let mut second = CudaExecutor::new(&model, &other).unwrap();
+        assert_eq!(first.fingerprint(), second.fingerprint());
+        for request in requests() {
+            let expected = bits(&lone(&mut first, &request));
+            assert_eq!(bits(&lone(&mut second, &request)), expected, "{name}");
+            compared += 1;
+        }
+    }
+    println!("{compared} generations compared");
+}
+
+/// More rows than the small products take: the large ones have the same bits.
+#[test]
+#[ignore = "needs a card"]
+fn long_prompts_in_any_pieces_have_the_same_bits() {
+    let mut compared = 0;
+    let tokens: Vec<TokenId> = (0..600).map(|i| 5 + (i * i * 7 + i) % 900).collect();
+    let options = CudaOptions {
+        max_rows: 1024,
+        ..small()
+    };
+    let mut executor = CudaExecutor::new(&demo_model(), &options).unwrap();
+    let request = SamplingParams {
+        logprobs: 4,
+        ..params(0.8)
+    };
+    let mut run = |piece: usize, depth: usize| {
+        let mut s = Sequence::new(&executor, 0, request.clone());
+        for part in tokens[..599].chunks(piece) {
+            s.feed(&mut executor, part, false);
+        }
+        s.tokens = tokens.clone();
+        s.go_on(&mut executor, tokens.len(), COUNT, depth);
+        bits(&s.emitted)
+    };
+    let expected = run(600, 0);
+    for (piece, depth) in [
+        (1, 0),
+        (7, 3),
+        (33, 8),
+        (64, 1),
+        (65, 4),
+        (128, 8),
+        (300, 2),
+    ] {
+        assert_eq!(
+            run(piece, depth),
+            expected,
+            "pieces of {piece}, {depth} drafts"
+        );
+        compared += 1;
+    }
+    println!("{compared} generations compared");
+}
+
+/// The parts that an emulated card gets through in minutes.
+#[test]
+#[ignore = "needs a card"]
+fn small_parts_of_everything() {
+    reference("e2b");
+    same_tokens_in_fp32("all");
+    let folder = grown("e4b", 8);
+    near_the_processor("e4b", &|| loaded(folder.path()), &prompt(0)[..20], 0.5);
+    let options = CudaOptions {
+        graphs: false,
+        ..small()
+    };
+    let mut fast = card(folder.path(), &options);
+    let request = requests().swap_remove(1);
+    let mut s = Sequence::new(&fast, 0, request.clone());
+    s.generate(&mut fast, &prompt(0)[..12], 8, 0);
+    let mut t = Sequence::new(&fast, 1, request);
+    t.generate(&mut fast, &prompt(0)[..12], 8, 3);
+    assert_eq!(s.emitted[..8], t.emitted[..8]);
+}
