@@ -33,6 +33,7 @@ pub(super) struct Card {
     /// Bytes taken so far.
     pub(super) taken: usize,
     failure: Option<DeviceError>,
+    errors: Option<Region>,
 }
 
 impl Card {
@@ -41,6 +42,7 @@ impl Card {
             device,
             taken: 0,
             failure: None,
+            errors: None,
         }
     }
 
@@ -57,6 +59,26 @@ impl Card {
     /// What went wrong first since the last call.
     pub(super) fn take_failure(&mut self) -> Option<DeviceError> {
         self.failure.take()
+    }
+
+    /// A word that counts codes which no checkpoint may hold.
+    pub(super) fn errors(&mut self) -> DevicePtr {
+        if self.errors.is_none() {
+            self.errors = Some(self.zeros(4));
+        }
+        self.errors.as_ref().map_or(0, |e| e.at)
+    }
+
+    /// How many there were.
+    pub(super) fn bad_codes(&self) -> Result<u32, DeviceError> {
+        let (Some(device), Some(errors)) = (&self.device, &self.errors) else {
+            return Ok(0);
+        };
+        let word = errors.bytes(device)?;
+        Ok(word[..4]
+            .iter()
+            .rev()
+            .fold(0, |n, b| n << 8 | u32::from(*b)))
     }
 
     fn keep<T>(&mut self, result: Result<T, DeviceError>) -> Option<T> {

@@ -10,7 +10,7 @@ use super::{
     launch::Buf,
     weights::{self, Matrix},
 };
-use crate::model::{plan::Moe, weights::MoeWeights};
+use crate::model::{plan::Moe, weight::Weight, weights::MoeWeights};
 
 /// Router and experts of a layer, with room to work in.
 pub(super) struct Experts {
@@ -54,6 +54,12 @@ impl Experts {
         let items = most_items(pairs, moe.experts, ITEM_PAIRS[0]);
         let scale = weights.router_scale.to_vec();
         let expert_scale = weights.expert_scale.to_vec();
+        let gate_up: Vec<Vec<&Weight>> = weights
+            .experts
+            .iter()
+            .map(|e| e.gate_up.iter().collect())
+            .collect();
+        let down: Vec<Vec<&Weight>> = weights.experts.iter().map(|e| vec![&e.down]).collect();
         // The fast product gates by itself.
         let wide = match form {
             Form::Bf16 => 8,
@@ -77,14 +83,8 @@ impl Experts {
             router: weights::matrix(card, form, &[&weights.router]),
             router_scale: weights::floats(card, &scale),
             expert_scale: weights::floats(card, &expert_scale),
-            gate_up: weights::experts(
-                card,
-                form,
-                &weights.gate_up,
-                2 * moe.intermediate,
-                form == Form::Bf16,
-            ),
-            down: weights::experts(card, form, &weights.down, hidden, false),
+            gate_up: weights::experts(card, form, &gate_up, form == Form::Bf16),
+            down: weights::experts(card, form, &down, false),
             router_input: Buf::new(card, form, rows, hidden),
             scores: Buf::new(card, form, rows, moe.experts),
             room,

@@ -5,8 +5,7 @@
 use marathon_kernels::{
     abi::{
         AttentionArgs, AttentionPlan, DevicePtr, Epilogue, HeadsArgs, LargeLinear, LinearArgs,
-        NormArgs, RowsArgs, SAMPLE_THREADS, SampleArgs, SmallLinear, WeightForm, sample_chunks,
-        sample_room,
+        NormArgs, RowsArgs, SAMPLE_THREADS, SampleArgs, SmallLinear, sample_chunks, sample_room,
     },
     device::{Device, DeviceError},
 };
@@ -273,11 +272,12 @@ impl CudaOps {
             return;
         }
         let (n, k) = (matrix.n, matrix.k);
+        let [weight, block_scale, row_scale] = matrix.at();
         debug_assert!(k <= x.width() && n <= out.width());
         let mut args = LinearArgs {
-            weight: matrix.at(),
-            block_scale: 0,
-            row_scale: 0,
+            weight,
+            block_scale,
+            row_scale,
             x: x.at(),
             y: out.at(),
             z: 0,
@@ -304,7 +304,7 @@ impl CudaOps {
             }
             return;
         }
-        let form = WeightForm::Bf16;
+        let form = matrix.form;
         if m > SMALL_ROWS {
             let plan = LargeLinear::plan(form, m, n);
             let blocks = [plan.grid as usize, 1, 1];

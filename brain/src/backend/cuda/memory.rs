@@ -145,6 +145,8 @@ fn limits(model: &LoadedModel, options: &CudaOptions) -> Result<Limits, CudaErro
         },
         full_block_size: PAGE,
         full_blocks: 0,
+        full_block_bytes: 0,
+        sliding_block_bytes: 0,
         sliding_block_size: PAGE,
         sliding_blocks: 0,
         window: plan.window,
@@ -220,6 +222,7 @@ fn blocks(plan: &Plan, form: Form, limits: &mut Limits, budget: usize) -> Result
         page_bytes(plan, Kind::Full, form),
         page_bytes(plan, Kind::Sliding, form),
     );
+    (limits.full_block_bytes, limits.sliding_block_bytes) = (full_bytes, sliding_bytes);
     let length = limits.max_model_len;
     let whole = length.div_ceil(PAGE);
     let window = (limits.window + limits.max_rows + MAX_DRAFTS).div_ceil(PAGE) + 2;

@@ -140,8 +140,14 @@ impl CudaExecutor {
         if let Some(failure) = ops.card.take_failure() {
             return Err(failure.into());
         }
+        let bad = ops.card.bad_codes()?;
+        if bad > 0 {
+            return Err(CudaError::Model(format!(
+                "{bad} codes that no weight may have"
+            )));
+        }
         let recipe = format!(
-            "numeric {NUMERIC_VERSION}; cuda {}.{}; activations {form}; weights {form}; kv {form}; \
+            "numeric {NUMERIC_VERSION}; cuda {}.{}; activations {form}; weights as stored, by block and int4 as {form}; kv {form}; \
              tp 1",
             capability.0,
             capability.1,

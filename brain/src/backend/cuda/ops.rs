@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "kernel launches")]
 
-use marathon_kernels::abi::{ClusterArgs, NormArgs, RowsArgs, VerifyArgs};
+use marathon_kernels::abi::{ClusterArgs, NormArgs, RowsArgs, VerifyArgs, WeightForm};
 
 use super::{
     experts::Experts,
@@ -55,6 +55,9 @@ impl Ops for CudaOps {
             return weights::table(&mut self.card, self.form, weight);
         }
         let matrix = weights::matrix(&mut self.card, self.form, &[weight]);
+        if matrix.form != WeightForm::Bf16 {
+            return weights::table(&mut self.card, self.form, weight);
+        }
         self.tied = same.map(|p| (p, Some(matrix.clone())));
         Table::Packed(matrix)
     }

@@ -5,13 +5,13 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use marathon_kernels::abi::{DevicePtr, PackArgs, WeightForm};
+use marathon_kernels::abi::{DevicePtr, NVFP4_GAIN, PackArgs, WeightForm};
 
 use super::{
     card::{Card, Region},
     form::Form,
 };
-use crate::model::{checkpoint::Dtype, weights::Weight};
+use crate::model::weight::{Form as Stored, Weight};
 
 /// Bytes of a matrix that are on their way at a time.
 const PIECE: usize = 256 << 20;
@@ -19,7 +19,11 @@ const PIECE: usize = 256 << 20;
 /// A matrix ready for products, or several stacked by rows.
 #[derive(Clone)]
 pub(super) struct Matrix {
-    memory: Arc<Region>,
+    /// How it is packed.
+    pub(super) form: WeightForm,
+    tiles: Arc<Region>,
+    block_scales: Option<Arc<Region>>,
+    row_scales: Option<Arc<Region>>,
     /// Rows: outputs.
     pub(super) n: usize,
     /// Columns: inputs.
@@ -27,8 +31,10 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    pub(super) fn at(&self) -> DevicePtr {
-        self.memory.at
+    /// Addresses of the tiles, the block scales and the row scales; 0 where there are none.
+    pub(super) fn at(&self) -> [DevicePtr; 3] {
+        let at = |region: &Option<Arc<Region>>| region.as_ref().map_or(0, |r| r.at);
+        [self.tiles.at, at(&self.block_scales), at(&self.row_scales)]
     }
 }
 
@@ -49,7 +55,7 @@ impl Table {
     /// Address, elements of a row, and whether it lies in tiles.
     pub(super) fn place(&self) -> (DevicePtr, usize, bool) {
         match self {
-            Self::Packed(matrix) => (matrix.at(), matrix.k, true),
+            Self::Packed(matrix) => (matrix.at()[0], matrix.k, true),
             Self::Rows { memory, width } => (memory.at, *width, false),
         }
     }
@@ -57,97 +63,128 @@ impl Table {
 
 /// Where a weight's bytes begin: what tells that a head is the embedding itself.
 pub(super) fn identity(weight: &Weight) -> Option<*const u8> {
-    weight.tensors().next().map(|t| t.bytes().as_ptr())
+    weight.tensors().first().map(|t| t.bytes().as_ptr())
 }
 
-/// Rows `from .. from + count` as bf16, or as fp32, little-endian. `split` sees every row as that
-/// many shorter ones.
-fn rows_as(form: Form, weight: &Weight, split: usize, from: usize, count: usize) -> Cow<'_, [u8]> {
-    let width = weight.cols() / split;
-    let Weight::Float(tensor) = weight;
-    let stored = match tensor.dtype() {
-        Dtype::BF16 => Some(Form::Bf16),
-        Dtype::F32 => Some(Form::F32),
+/// Rows `from .. from + count` as bf16, or as fp32, little-endian.
+fn rows_as(form: Form, weight: &Weight, from: usize, count: usize) -> Cow<'_, [u8]> {
+    let width = weight.cols();
+    let stored = match weight.form() {
+        Stored::Bf16 => Some(Form::Bf16),
+        Stored::F32 => Some(Form::F32),
         _ => None,
     };
-    if stored == Some(form) {
+    if let Weight::Float(tensor) = weight
+        && stored == Some(form)
+    {
         let bytes = width * form.size();
         return Cow::Borrowed(&tensor.bytes()[from * bytes..(from + count) * bytes]);
     }
     let mut row = vec![0.0; width];
     let mut out = Vec::with_capacity(count * width * form.size());
     for i in from..from + count {
-        weight.read_part(i, split, &mut row);
+        weight.read_row(i, &mut row);
         match form {
             Form::F32 => out.extend(row.iter().flat_map(|x| x.to_le_bytes())),
             Form::Bf16 => {
-                out.extend(
-                    row.iter()
-                        .flat_map(|x| half::bf16::from_f32(*x).to_le_bytes()),
-                );
+                let halves = row.iter().map(|x| half::bf16::from_f32(*x));
+                out.extend(halves.flat_map(half::bf16::to_le_bytes));
             }
         }
     }
     Cow::Owned(out)
 }
 
-/// Part of a packed matrix: rows of a weight, where they begin in it, and how they lie.
-struct Part<'a> {
-    weight: &'a Weight,
-    split: usize,
-    from: usize,
-    rows: usize,
-    /// First row in the packed matrix.
+/// The form in which stacked matrices are multiplied: their own where the products have it and it
+/// is the same for all, else bf16.
+fn packed_form(parts: &[&Weight]) -> WeightForm {
+    let form = |w: &&Weight| match w.form() {
+        Stored::Fp8Tensor | Stored::Fp8Row => WeightForm::Fp8,
+        Stored::Nvfp4 if w.cols() % 16 == 0 => WeightForm::Nvfp4,
+        _ => WeightForm::Bf16,
+    };
+    let first = parts.first().map_or(WeightForm::Bf16, form);
+    match parts.iter().all(|w| form(w) == first) {
+        true => first,
+        false => WeightForm::Bf16,
+    }
+}
+
+/// What multiplies a row's fp32 sum.
+fn row_scales(form: WeightForm, weight: &Weight) -> Vec<f32> {
+    match weight {
+        Weight::Fp8(w) if form == WeightForm::Fp8 => {
+            (0..w.rows()).map(|row| w.scale_of(row, 0)).collect()
+        }
+        Weight::Nvfp4(w) if form == WeightForm::Nvfp4 => {
+            vec![w.global() * NVFP4_GAIN; w.rows()]
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Where a weight's rows go in a packed matrix.
+#[derive(Clone, Copy)]
+struct Place {
+    form: WeightForm,
+    tiles: DevicePtr,
+    block_scales: DevicePtr,
+    /// First row of this part.
     first: usize,
     /// 0: rows follow each other; 1 and 2: gate and up in turns of eight.
     interleave: u32,
 }
 
-fn pack(card: &mut Card, to: DevicePtr, k: usize, errors: DevicePtr, part: &Part<'_>) {
-    let per_piece = (PIECE / (2 * k)).max(1).next_multiple_of(8);
-    for begin in (0..part.rows).step_by(per_piece) {
-        if card.device().is_none() {
-            return;
-        }
-        let count = per_piece.min(part.rows - begin);
-        let data = rows_as(
-            Form::Bf16,
-            part.weight,
-            part.split,
-            part.from + begin,
-            count,
-        );
-        card.lend(&data, |card, source| {
-            let turned = if part.interleave > 0 {
-                2 * begin
-            } else {
-                begin
-            };
-            let args = PackArgs {
-                source,
-                scales: 0,
-                weight: to,
-                block_scale: 0,
-                errors,
-                n: count as u32,
-                k: k as u32,
-                first: (part.first + turned) as u32,
-                interleave: part.interleave,
-            };
-            // SAFETY: the source holds `count` rows, the tiles all of the matrix.
-            unsafe { card.launch("pack_bf16", [1024, 1, 1], 256, 0, &args) };
-        });
+/// Brings rows `from .. from + rows` to their place, a piece at a time.
+fn pack(card: &mut Card, weight: &Weight, from: usize, rows: usize, to: &Place) {
+    if card.device().is_none() {
+        return;
     }
-}
-
-fn whole<'a>(weight: &'a Weight, first: usize) -> Part<'a> {
-    Part {
-        weight,
-        split: 1,
-        from: 0,
-        rows: weight.rows(),
-        first,
-        interleave: 0,
+    let k = weight.cols();
+    let errors = card.errors();
+    let per_piece = (PIECE / (2 * k)).max(1).next_multiple_of(8);
+    for begin in (0..rows).step_by(per_piece) {
+        let count = per_piece.min(rows - begin);
+        let start = from + begin;
+        let (codes, scales): (Cow<'_, [u8]>, &[u8]) = match (to.form, weight) {
+            (WeightForm::Fp8, Weight::Fp8(w)) => {
+                (w.codes()[start * k..(start + count) * k].into(), &[])
+            }
+            (WeightForm::Nvfp4, Weight::Nvfp4(w)) => (
+                w.codes()[start * k / 2..(start + count) * k / 2].into(),
+                &w.scales()[start * k / 16..(start + count) * k / 16],
+            ),
+            _ => (rows_as(Form::Bf16, weight, start, count), &[]),
+        };
+        let turned = if to.interleave > 0 { 2 * begin } else { begin };
+        let mut args = PackArgs {
+            source: 0,
+            scales: 0,
+            weight: to.tiles,
+            block_scale: to.block_scales,
+            errors,
+            n: count as u32,
+            k: k as u32,
+            first: (to.first + turned) as u32,
+            interleave: to.interleave,
+        };
+        let kernel = format!("pack_{}", to.form.name());
+        card.lend(&codes, |card, source| {
+            args.source = source;
+            if scales.is_empty() {
+                // SAFETY: the source holds `count` rows, the tiles all of the matrix.
+                unsafe { card.launch(&kernel, [1024, 1, 1], 256, 0, &args) };
+                return;
+            }
+            card.lend(scales, |card, scales| {
+                args.scales = scales;
+                // SAFETY: as above, and a scale per 16 of a row.
+                unsafe {
+                    card.launch(&kernel, [1024, 1, 1], 256, 0, &args);
+                    card.launch("pack_nvfp4_scales", [1024, 1, 1], 256, 0, &args);
+                }
+            });
+        });
     }
 }
 
@@ -155,23 +192,42 @@ fn whole<'a>(weight: &'a Weight, first: usize) -> Part<'a> {
 pub(super) fn matrix(card: &mut Card, form: Form, parts: &[&Weight]) -> Matrix {
     let n = parts.iter().map(|w| w.rows()).sum();
     let k = parts.first().map_or(0, |w| w.cols());
-    let memory = match form {
-        Form::F32 => card.upload(n * k * 4, || {
-            let rows = |w: &&Weight| rows_as(form, w, 1, 0, w.rows()).into_owned();
+    if form == Form::F32 {
+        let tiles = card.upload(n * k * 4, || {
+            let rows = |w: &&Weight| rows_as(form, w, 0, w.rows()).into_owned();
             parts.iter().flat_map(rows).collect()
-        }),
-        Form::Bf16 => {
-            let memory = card.zeros(WeightForm::Bf16.packed_bytes(n, k).0);
-            let mut first = 0;
-            for weight in parts {
-                pack(card, memory.at, k, 0, &whole(weight, first));
-                first += weight.rows();
-            }
-            memory
-        }
+        });
+        return Matrix {
+            form: WeightForm::Bf16,
+            tiles: Arc::new(tiles),
+            block_scales: None,
+            row_scales: None,
+            n,
+            k,
+        };
+    }
+    let form = packed_form(parts);
+    let (codes, scales) = form.packed_bytes(n, k);
+    let tiles = card.zeros(codes);
+    let block_scales = (scales > 0).then(|| card.zeros(scales));
+    let mut place = Place {
+        form,
+        tiles: tiles.at,
+        block_scales: block_scales.as_ref().map_or(0, |s| s.at),
+        first: 0,
+        interleave: 0,
     };
+    for weight in parts {
+        pack(card, weight, 0, weight.rows(), &place);
+        place.first += weight.rows();
+    }
+    let rows: Vec<f32> = parts.iter().flat_map(|w| row_scales(form, w)).collect();
+    let row_scales = (!rows.is_empty()).then(|| Arc::new(floats(card, &rows)));
     Matrix {
-        memory: Arc::new(memory),
+        form,
+        tiles: Arc::new(tiles),
+        block_scales: block_scales.map(Arc::new),
+        row_scales,
         n,
         k,
     }
@@ -179,40 +235,49 @@ pub(super) fn matrix(card: &mut Card, form: Form, parts: &[&Weight]) -> Matrix {
 
 /// Matrices of experts, one behind the other, and the bytes from one to the next.
 ///
-/// `weight` is `[experts, n, k]`; where `gated`, the first half of `n` is gate, the second up, and
-/// they lie in turns of eight.
+/// Each is given by its parts; where there are two, or `gated`, the first half of its rows is gate,
+/// the second up, and they lie in turns of eight.
 pub(super) fn experts(
     card: &mut Card,
     form: Form,
-    weight: &Weight,
-    n: usize,
+    matrices: &[Vec<&Weight>],
     gated: bool,
 ) -> (Region, usize) {
-    let (count, k) = (weight.rows(), weight.cols() / n);
+    let rows = |parts: &Vec<&Weight>| parts.iter().map(|w| w.rows()).sum::<usize>();
+    let n = matrices.first().map_or(0, rows);
+    let k = matrices
+        .first()
+        .and_then(|m| m.first())
+        .map_or(0, |w| w.cols());
     if form == Form::F32 {
-        let memory = card.upload(count * n * k * 4, || {
-            rows_as(form, weight, 1, 0, count).into_owned()
+        let memory = card.upload(matrices.len() * n * k * 4, || {
+            let parts = matrices.iter().flatten();
+            parts
+                .flat_map(|w| rows_as(form, w, 0, w.rows()).into_owned())
+                .collect()
         });
         return (memory, n * k * 4);
     }
     let stride = WeightForm::Bf16.packed_bytes(n, k).0;
-    let memory = card.zeros(count * stride);
-    let halves: &[(usize, usize, u32)] = match gated {
-        false => &[(0, n, 0)],
-        true => &[(0, n / 2, 1), (n / 2, n / 2, 2)],
-    };
-    for expert in 0..count {
-        for &(from, rows, interleave) in halves {
-            let part = Part {
-                weight,
-                split: n,
-                from: expert * n + from,
-                rows,
-                first: 0,
-                interleave,
-            };
-            let to = memory.at + (expert * stride) as u64;
-            pack(card, to, k, 0, &part);
+    let memory = card.zeros(matrices.len() * stride);
+    for (expert, parts) in matrices.iter().enumerate() {
+        let place = |interleave| Place {
+            form: WeightForm::Bf16,
+            tiles: memory.at + (expert * stride) as u64,
+            block_scales: 0,
+            first: 0,
+            interleave,
+        };
+        match (parts.as_slice(), gated) {
+            ([gate, up], true) => {
+                pack(card, gate, 0, n / 2, &place(1));
+                pack(card, up, 0, n / 2, &place(2));
+            }
+            ([both], true) => {
+                pack(card, both, 0, n / 2, &place(1));
+                pack(card, both, n / 2, n / 2, &place(2));
+            }
+            (parts, _) => parts.iter().for_each(|w| pack(card, w, 0, n, &place(0))),
         }
     }
     (memory, stride)
@@ -222,7 +287,7 @@ pub(super) fn experts(
 pub(super) fn table(card: &mut Card, form: Form, weight: &Weight) -> Table {
     let (rows, width) = (weight.rows(), weight.cols());
     let memory = card.upload(rows * width * form.size(), || {
-        rows_as(form, weight, 1, 0, rows).into_owned()
+        rows_as(form, weight, 0, rows).into_owned()
     });
     Table::Rows { memory, width }
 }
@@ -231,7 +296,7 @@ pub(super) fn table(card: &mut Card, form: Form, weight: &Weight) -> Table {
 pub(super) fn reordered(card: &mut Card, form: Form, weight: &Weight, order: &[u32]) -> Region {
     let width = weight.cols();
     card.upload(order.len() * width * form.size(), || {
-        let row = |i: &u32| rows_as(form, weight, 1, *i as usize, 1).into_owned();
+        let row = |i: &u32| rows_as(form, weight, *i as usize, 1).into_owned();
         order.iter().flat_map(row).collect()
     })
 }
