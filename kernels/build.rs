@@ -32,6 +32,7 @@ const UNITS: &[&str] = &[
     "round",
     "sample",
     "yardstick",
+    "faults",
 ];
 
 /// Exact targets, no PTX: a missing image is a clear error, never a slow surprise.

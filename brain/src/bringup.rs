@@ -6,6 +6,7 @@ use crate::{
     backend::{
         Executor, Limits,
         cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS, auto_kv_memory},
+        cuda::{self, CudaError, CudaExecutor, CudaOptions},
         fake::{FakeExecutor, FakeOptions, SLOT_BYTES},
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
@@ -69,7 +70,9 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
     let text = Arc::new(text_model(config, &files)?);
     let (executor, facts) = match config.device {
         Device::Fake => fake(config, &text),
+        Device::Auto => auto(config, &files, &text)?,
         Device::Cpu => cpu(config, &files, &text)?,
+        Device::Cuda(ordinal) => cuda(config, ordinal, &files, &text)?,
     };
     let engine_config = EngineConfig {
         sched: SchedConfig {
@@ -173,38 +176,14 @@ fn cpu(
     text: &TextModel,
 ) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
     let model = load(config, files)?;
-    let markers = text.tokenizer().markers();
-    text.tokenizer()
-        .check_vocabulary(model.plan.vocab)
-        .map_err(|error| Error::Checkpoint(error.to_string()))?;
-    let given = model.defaults.clone();
-    if let Some(bos) = given.bos.filter(|bos| *bos != markers.bos) {
-        return Err(Error::Checkpoint(format!(
-            "the checkpoint begins prompts with token {bos}, its tokenizer with {}: \
-             take config.json and tokenizer.json from the same checkpoint",
-            markers.bos
-        )));
-    }
-    if let Some(warning) = foreign_tokenizer(files, text.tokenizer(), given.video) {
-        tracing::warn!("{warning}");
-    }
-    for note in &model.notes {
-        tracing::warn!("{note}");
-    }
-    if model.kv_scales > 0 {
-        tracing::info!(found = model.kv_scales, "calibrated scales of an FP8 cache");
-    }
-    let drafter = if model.drafter.is_some() { "mtp" } else { "" };
+    check_model(&model, files, text)?;
+    let mut facts = facts(config, &model, "cpu", String::new());
     let mut options = CpuOptions {
         threads: config.threads,
         max_model_len: config.max_model_len.unwrap_or(0),
         max_seqs: config.max_num_seqs,
         max_rows: config.max_num_batched_tokens,
-        max_drafts: match config.draft_tokens {
-            DraftTokens::Auto => MAX_DRAFTS,
-            DraftTokens::Off => 0,
-            DraftTokens::Fixed(drafts) => drafts as usize,
-        },
+        max_drafts: max_drafts(config.draft_tokens),
         ..CpuOptions::default()
     };
     let refused = |error: CpuError| match &error {
@@ -225,10 +204,111 @@ fn cpu(
         "memory for keys and values"
     );
     let executor = CpuExecutor::new(model, &options).map_err(refused)?;
-    let facts = ModelFacts {
+    facts.fingerprint = executor.fingerprint().to_string();
+    Ok((Box::new(executor), facts))
+}
+
+/// A card computes the checkpoint if there is one that can, else the processor; a line says which
+/// and why.
+fn auto(
+    config: &Config,
+    files: &Files,
+    text: &TextModel,
+) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
+    let why = match cuda::probe(0) {
+        Err(error) => error.to_string(),
+        Ok(_) => match cuda(config, 0, files, text) {
+            Ok(made) => return Ok(made),
+            Err(Error::Device(why)) => why,
+            Err(error) => return Err(error),
+        },
+    };
+    tracing::info!(why, "the processor computes, not a card");
+    cpu(config, files, text)
+}
+
+/// A card computes the checkpoint.
+fn cuda(
+    config: &Config,
+    ordinal: usize,
+    files: &Files,
+    text: &TextModel,
+) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
+    let model = Arc::new(load(config, files)?);
+    check_model(&model, files, text)?;
+    let options = CudaOptions {
+        ordinal,
+        max_model_len: config.max_model_len.unwrap_or(0),
+        max_seqs: config.max_num_seqs,
+        max_rows: config.max_num_batched_tokens,
+        max_drafts: max_drafts(config.draft_tokens),
+        kv_memory: config
+            .kv_cache_bytes
+            .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        memory_share: f64::from(config.gpu_memory_thousandths) / 1000.0,
+        ..CudaOptions::default()
+    };
+    let begin = std::time::Instant::now();
+    let executor = CudaExecutor::new(model.clone(), &options).map_err(|error| match &error {
+        CudaError::Option { .. } => Error::Usage(error.to_string()),
+        _ => Error::Device(error.to_string()),
+    })?;
+    tracing::info!(
+        card = executor.name(),
+        memory = %executor.memory(),
+        seconds = begin.elapsed().as_secs_f32(),
+        "the model is on the card"
+    );
+    let facts = facts(config, &model, "cuda", executor.fingerprint().to_string());
+    Ok((Box::new(executor), facts))
+}
+
+fn max_drafts(draft_tokens: DraftTokens) -> usize {
+    match draft_tokens {
+        DraftTokens::Auto => MAX_DRAFTS,
+        DraftTokens::Off => 0,
+        DraftTokens::Fixed(drafts) => drafts as usize,
+    }
+}
+
+/// A tokenizer and a model that belong together; what is odd about the model is logged.
+fn check_model(model: &LoadedModel, files: &Files, text: &TextModel) -> Result<(), Error> {
+    let markers = text.tokenizer().markers();
+    text.tokenizer()
+        .check_vocabulary(model.plan.vocab)
+        .map_err(|error| Error::Checkpoint(error.to_string()))?;
+    if let Some(bos) = model.defaults.bos.filter(|bos| *bos != markers.bos) {
+        return Err(Error::Checkpoint(format!(
+            "the checkpoint begins prompts with token {bos}, its tokenizer with {}: \
+             take config.json and tokenizer.json from the same checkpoint",
+            markers.bos
+        )));
+    }
+    if let Some(warning) = foreign_tokenizer(files, text.tokenizer(), model.defaults.video) {
+        tracing::warn!("{warning}");
+    }
+    for note in &model.notes {
+        tracing::warn!("{note}");
+    }
+    if model.kv_scales > 0 {
+        tracing::info!(found = model.kv_scales, "calibrated scales of an FP8 cache");
+    }
+    Ok(())
+}
+
+/// What clients are told of a model.
+fn facts(
+    config: &Config,
+    model: &LoadedModel,
+    device: &'static str,
+    fingerprint: String,
+) -> ModelFacts {
+    let given = model.defaults.clone();
+    let drafter = if model.drafter.is_some() { "mtp" } else { "" };
+    ModelFacts {
         name: config.name.clone(),
-        fingerprint: executor.fingerprint().to_string(),
-        device: "cpu",
+        fingerprint,
+        device,
         drafter: drafter.into(),
         draft: default_draft(config.draft_tokens),
         defaults: Defaults {
@@ -238,8 +318,7 @@ fn cpu(
         },
         suppressed: given.suppressed,
         stop_tokens: given.eos,
-    };
-    Ok((Box::new(executor), facts))
+    }
 }
 
 /// A tokenizer that lacks what only a target's has is most likely its assistant's. It encodes text

@@ -208,8 +208,9 @@ pub struct Settings {
     #[arg(long, value_name = "NAME")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub served_model_name: Option<String>,
-    /// Where to compute: auto, cpu, or fake (no model: tokens from a hash, for tests) [default: auto].
-    #[arg(long, value_name = "auto|cpu|fake")]
+    /// Where to compute: auto (a card that can hold the model, else the processor), cpu, cuda, cuda:N,
+    /// or fake (no model: tokens from a hash, for tests) [default: auto].
+    #[arg(long, value_name = "auto|cpu|cuda[:N]|fake")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Address to serve gRPC on: IP:PORT, localhost:PORT or unix:PATH; port 0 takes a free one
@@ -243,6 +244,10 @@ pub struct Settings {
     #[arg(long, value_name = "SIZE|auto")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<String>,
+    /// Share of a card's memory that weights, keys and values may take together [default: 0.9].
+    #[arg(long, value_name = "SHARE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_memory_utilization: Option<f64>,
     /// Compute threads; 0: one per core [default: 0]. Cannot change a token.
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -40,6 +40,8 @@ pub struct Written {
     pub max_num_batched_tokens: usize,
     /// Memory for keys and values.
     pub kv_cache_memory: Text,
+    /// Share of a card's memory that may be used.
+    pub gpu_memory_utilization: f64,
     /// Compute threads; 0: one per core.
     pub threads: usize,
     /// How long an unread generation lives.
@@ -104,6 +106,7 @@ impl Default for Written {
             max_num_seqs: 16,
             max_num_batched_tokens: 256,
             kv_cache_memory: Text::Word("auto".into()),
+            gpu_memory_utilization: 0.9,
             threads: 0,
             lease: "15m".into(),
             drain: "20s".into(),
@@ -137,8 +140,12 @@ pub enum Model {
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
+    /// A card, if there is one that can hold the model; else the processor.
+    Auto,
     /// The processor.
     Cpu,
+    /// The card of this number.
+    Cuda(usize),
     /// No model: tokens from a hash.
     Fake,
 }
@@ -190,6 +197,8 @@ pub struct Config {
     pub max_num_batched_tokens: usize,
     /// Bytes for keys and values; `None`: chosen.
     pub kv_cache_bytes: Option<u64>,
+    /// Share of a card's memory that may be used, in thousandths.
+    pub gpu_memory_thousandths: u32,
     /// Compute threads.
     pub threads: usize,
     /// How long an unread generation lives.
@@ -298,11 +307,17 @@ impl Loaded {
             return Err(self.bad("served_model_name", format!("{name:?} holds white space")));
         }
         let device = match written.device.as_str() {
-            "auto" | "cpu" => Device::Cpu,
+            "auto" => Device::Auto,
+            "cpu" => Device::Cpu,
+            "cuda" => Device::Cuda(0),
             "fake" => Device::Fake,
-            other => {
-                return Err(self.bad("device", format!("{other:?} is not one of auto, cpu, fake")));
-            }
+            other => match other.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(ordinal)) => Device::Cuda(ordinal),
+                _ => {
+                    let problem = format!("{other:?} is not one of auto, cpu, cuda, cuda:N, fake");
+                    return Err(self.bad("device", problem));
+                }
+            },
         };
         let drafter = match written.drafter.as_str() {
             "auto" => Drafter::Auto,
@@ -331,6 +346,11 @@ impl Loaded {
                 return Err(self.bad(field, format!("must be from 1 to {most}, it is {value}")));
             }
         }
+        let share = written.gpu_memory_utilization;
+        if !(share > 0.0 && share <= 1.0) {
+            let problem = format!("must be above 0 and at most 1, it is {share}");
+            return Err(self.bad("gpu_memory_utilization", problem));
+        }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Config {
             model,
@@ -344,6 +364,7 @@ impl Loaded {
             max_num_seqs: written.max_num_seqs,
             max_num_batched_tokens: written.max_num_batched_tokens,
             kv_cache_bytes: self.size("kv_cache_memory", &written.kv_cache_memory.text())?,
+            gpu_memory_thousandths: (share * 1000.0).round().max(1.0) as u32,
             threads: if written.threads == 0 {
                 cores
             } else {
@@ -525,7 +546,7 @@ mod tests {
         for (flags, expected) in [
             (
                 ["--device", "gpu"],
-                "setting device (command line): \"gpu\" is not one of auto, cpu, fake",
+                "setting device (command line): \"gpu\" is not one of auto, cpu, cuda, cuda:N, fake",
             ),
             (
                 ["--grpc-addr", "nowhere"],

@@ -5,14 +5,18 @@
 use std::{
     ffi::c_void,
     ops::{Deref, DerefMut, Range},
+    time::{Duration, Instant},
 };
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 
 use crate::{
     abi::DevicePtr,
     device::{Device, DeviceError},
 };
+
+/// How long a wait is a busy one.
+const SHORT: Duration = Duration::from_millis(50);
 
 /// Page-locked words, zero at first.
 pub struct Pinned {
@@ -117,6 +121,35 @@ impl Device {
             doing: "copying from the card".into(),
             error,
         })
+    }
+
+    /// Waits for all work, but not for ever; false when the time is over and it is still at work.
+    pub fn wait_within(&self, limit: Duration) -> Result<bool, DeviceError> {
+        let begin = Instant::now();
+        loop {
+            // SAFETY: a live stream.
+            match unsafe { sys::cuStreamQuery(self.stream().cu_stream()) } {
+                CUresult::CUDA_ERROR_NOT_READY => {}
+                other => {
+                    return other
+                        .result()
+                        .map(|()| true)
+                        .map_err(|error| DeviceError::Driver {
+                            doing: "waiting for the card".into(),
+                            error,
+                        });
+                }
+            }
+            let spent = begin.elapsed();
+            if spent > limit {
+                return Ok(false);
+            }
+            // Steps of a token take milliseconds; who waits longer is in no hurry.
+            match spent < SHORT {
+                true => std::thread::yield_now(),
+                false => std::thread::sleep(Duration::from_micros(200)),
+            }
+        }
     }
 
     /// Free and all memory of the card, in bytes.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the GPU checks on an emulated card: the kernels' own sources compiled as C++, behind a
+# Runs the GPU checks and small models on an emulated card: the kernels' own sources compiled as C++, behind a
 # driver library of our own, driven by the same lab program as on a real card. Slow, so small
 # shapes. It shows indexing, barriers, copies and order of sums; not the card's arithmetic or speed.
 set -euo pipefail
@@ -34,5 +34,8 @@ cd "$OLDPWD"
 stub=$PWD/$work/nvcc
 printf '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && echo emulated >"$2"; shift; done\n' >"$stub"
 chmod +x "$stub"
-MARATHON_NVCC=$stub CARGO_TARGET_DIR=$work/cargo cargo build --quiet -p marathon-kernels --bin gpu-lab
-LD_LIBRARY_PATH=$PWD/$work "$work"/cargo/debug/gpu-lab --part small --out "$work"/report.json
+export MARATHON_NVCC=$stub CARGO_TARGET_DIR=$work/cargo LD_LIBRARY_PATH=$PWD/$work
+cargo build --quiet -p marathon-kernels --bin gpu-lab
+"$work"/cargo/debug/gpu-lab --part small --out "$work"/report.json
+# The whole back end: a reference model in fp32, a bf16 one beside the processor, drafts.
+cargo test --quiet -p brain --test cuda -- --ignored --exact small_parts_of_everything --nocapture

@@ -376,6 +376,7 @@ fn wrong(reason: String) -> ExecError {
     ExecError {
         device: "fake",
         reason,
+        lost: false,
     }
 }
 

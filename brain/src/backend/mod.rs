@@ -45,6 +45,8 @@ pub struct ExecError {
     pub device: &'static str,
     /// What went wrong.
     pub reason: String,
+    /// Keys and values are gone: every sequence has to be computed again.
+    pub lost: bool,
 }
 
 /// Computes steps. One owner, one thread.

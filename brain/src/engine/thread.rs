@@ -38,8 +38,8 @@ pub(super) enum Command {
 /// A step that gave no result.
 struct Failure {
     reason: String,
-    /// The executor panicked: what the device holds is not trusted.
-    panicked: bool,
+    /// The executor panicked or lost its memory: what the device holds is not trusted.
+    lost: bool,
 }
 
 pub(super) struct EngineThread {
@@ -236,7 +236,7 @@ impl EngineThread {
                 }
             }
             self.recover(&alone, &failure);
-            if failure.panicked {
+            if failure.lost {
                 // The rest of the plan rests on blocks that are gone.
                 return;
             }
@@ -253,7 +253,7 @@ impl EngineThread {
         self.failures += 1;
         tracing::error!(
             reason = failure.reason,
-            panicked = failure.panicked,
+            lost = failure.lost,
             failures = self.failures,
             "a step failed"
         );
@@ -264,7 +264,7 @@ impl EngineThread {
         {
             *self.strikes.entry(rows.seq).or_default() += 1;
         }
-        if failure.panicked {
+        if failure.lost {
             self.scheduler.reset();
         }
     }
@@ -281,15 +281,12 @@ impl EngineThread {
             Ok(Err(error)) => {
                 return Err(Failure {
                     reason: error.to_string(),
-                    panicked: false,
+                    lost: error.lost,
                 });
             }
             Err(panic) => {
                 let reason = format!("the executor panicked: {}", message(&*panic));
-                return Err(Failure {
-                    reason,
-                    panicked: true,
-                });
+                return Err(Failure { reason, lost: true });
             }
         };
         let events = self
@@ -297,7 +294,7 @@ impl EngineThread {
             .commit(now, step, output, now.saturating_sub(before))
             .map_err(|error| Failure {
                 reason: error.to_string(),
-                panicked: false,
+                lost: false,
             })?;
         self.failures = 0;
         for event in events {

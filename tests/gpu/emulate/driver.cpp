@@ -62,7 +62,9 @@ API cuDeviceGetAttribute(int* v, int attribute, int) {
     }
     return 0;
 }
-API cuDevicePrimaryCtxRetain(void** c, int) { return *c = reinterpret_cast<void*>(16), 0; }
+API cuDevicePrimaryCtxRetain(void** c, int) {
+    loaded = false;  // a new context has to load its modules
+    return *c = reinterpret_cast<void*>(16), 0; }
 API cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 API cuCtxGetCurrent(void** c) { return *c = reinterpret_cast<void*>(16), 0; }
 API cuCtxSetCurrent(void*) { return 0; }
@@ -70,6 +72,7 @@ API cuCtxSynchronize() { return 0; }
 API cuStreamCreate(void** s, unsigned) { return *s = reinterpret_cast<void*>(32), 0; }
 API cuStreamDestroy_v2(void*) { return 0; }
 API cuStreamSynchronize(void*) { return 0; }
+API cuStreamQuery(void*) { return 0; }
 
 API cuMemAlloc_v2(uint64_t* p, size_t bytes) {
     const size_t page = 4096, whole = (bytes + page - 1) / page * page;
@@ -126,6 +129,38 @@ API cuOccupancyMaxActiveClusters(int* n, void*, const void*) { return *n = 1, 0;
 API cuGetErrorString(int, const char** s) { return *s = "emulated error", 0; }
 API cuGetErrorName(int, const char** s) { return *s = "emulated error", 0; }
 
+namespace {
+
+struct Recorded {
+    Launch launch;
+    const Named* target;
+    Words args;
+};
+
+bool recording = false;
+std::vector<Recorded> record;
+
+}  // namespace
+
+API cuStreamBeginCapture_v2(void*, int) { return record.clear(), recording = true, 0; }
+API cuStreamEndCapture(void*, void** graph) {
+    recording = false;
+    return *graph = new std::vector<Recorded>(record), 0;
+}
+API cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long) {
+    return *exec = graph, 0;
+}
+API cuGraphLaunch(void* exec, void*) {
+    for (Recorded& r : *static_cast<std::vector<Recorded>*>(exec)) {
+        target = r.target;
+        r.launch.args = &r.args;
+        run(r.launch);
+    }
+    return 0;
+}
+API cuGraphExecDestroy(void*) { return 0; }
+API cuGraphDestroy(void* graph) { return delete static_cast<std::vector<Recorded>*>(graph), 0; }
+
 API cuLaunchKernelEx(const uint32_t* config, void* f, void** params, void**) {
     target = static_cast<const Named*>(f);
     const std::string name = target->name;
@@ -138,6 +173,12 @@ API cuLaunchKernelEx(const uint32_t* config, void* f, void** params, void**) {
     launch.threads = config[3];
     launch.cluster = clustered ? 8 : 1;
     launch.shared = config[6];
+    if (recording) {
+        Recorded r = {launch, target, {}};
+        memcpy(&r.args, params[0], sizeof(r.args));
+        record.push_back(r);
+        return 0;
+    }
     run(launch);
     return 0;
 }

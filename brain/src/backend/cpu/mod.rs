@@ -208,6 +208,7 @@ impl Executor for CpuExecutor {
         ops.arena.load(step, limits).map_err(|reason| ExecError {
             device: "cpu",
             reason: format!("bad step: {reason}"),
+            lost: false,
         })?;
         gemma.forward(ops);
         super::ops::Ops::sample_and_verify(ops, gemma.logits());

@@ -8,6 +8,7 @@ mod card;
 mod experts;
 mod form;
 mod groups;
+mod held;
 mod launch;
 mod lists;
 mod memory;
@@ -16,34 +17,24 @@ mod rope;
 mod step;
 mod weights;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{sync::Arc, time::Duration};
 
-use marathon_kernels::{
-    device::{Device, DeviceError},
-    graph::Graph,
-};
+use marathon_kernels::device::{Device, DeviceError};
 
-use super::{ExecError, Executor, Limits, arena::Arena, ops::Rows};
+use super::{ExecError, Executor, Limits, arena::Arena};
 use crate::{
-    model::{LoadedModel, drafter::Drafter, fingerprint::Fingerprint, gemma::Gemma},
-    sched::types::{Emitted, Logprobs, SeqOutput, Step, StepOutput, TokenId},
+    model::{LoadedModel, fingerprint::Fingerprint},
+    sched::types::{Step, StepOutput},
 };
-use card::Card;
 use form::Form;
-use launch::{CudaOps, Needs};
+use held::{Failed, Held};
 pub use memory::MemoryPlan;
-use step::Shape;
 
 /// Changes whenever a bit of the card's results may.
 const NUMERIC_VERSION: u32 = 1;
 
 /// Most drafts of a round.
 pub const MAX_DRAFTS: usize = 8;
-
-/// Rows up to which a step is a recorded graph: launches of larger ones hide behind their work.
-const GRAPH_ROWS: usize = 64;
-/// Recorded graphs at most; then all are forgotten and recorded anew.
-const MOST_GRAPHS: usize = 512;
 
 /// How to run on a card.
 #[derive(Clone, Debug)]
@@ -64,6 +55,8 @@ pub struct CudaOptions {
     pub memory_share: f64,
     /// Rounds as recorded graphs; single launches otherwise. It changes no bit.
     pub graphs: bool,
+    /// A step that takes longer is given up, and the card with it.
+    pub step_limit: Duration,
 }
 
 impl Default for CudaOptions {
@@ -77,6 +70,7 @@ impl Default for CudaOptions {
             kv_memory: None,
             memory_share: 0.9,
             graphs: true,
+            step_limit: Duration::from_secs(60),
         }
     }
 }
@@ -110,60 +104,51 @@ pub fn probe(ordinal: usize) -> Result<String, DeviceError> {
 
 /// Runs steps on a card.
 pub struct CudaExecutor {
-    // Graphs and weights go before the card that they are on.
-    graphs: HashMap<Shape, Graph>,
-    gemma: Gemma<CudaOps>,
-    drafter: Option<Drafter<CudaOps>>,
-    ops: CudaOps,
+    /// What is on the card; `None` after it failed, until the next step.
+    held: Option<Held>,
+    model: Arc<LoadedModel>,
     arena: Arena,
     limits: Limits,
     options: CudaOptions,
-    device: Arc<Device>,
     plan: MemoryPlan,
+    name: String,
     fingerprint: Fingerprint,
+}
+
+/// What goes wrong on purpose ([`CudaExecutor::break_card`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A kernel that traps: the context is lost.
+    Trap,
+    /// A kernel that keeps the card busy for so many ticks of its clock.
+    Spin(u64),
 }
 
 impl CudaExecutor {
     /// Opens the card, plans its memory and brings the weights there.
-    pub fn new(model: &LoadedModel, options: &CudaOptions) -> Result<Self, CudaError> {
-        let form = Form::of(model).map_err(CudaError::Model)?;
+    pub fn new(model: Arc<LoadedModel>, options: &CudaOptions) -> Result<Self, CudaError> {
+        let form = Form::of(&model).map_err(CudaError::Model)?;
         let device = Arc::new(Device::open(options.ordinal)?);
         let capability = device.capability()?;
-        let plan = MemoryPlan::make(model, form, options, device.memory()?)?;
-        let limits = plan.limits.clone();
-        let needs = Needs {
-            blocks: [limits.full_blocks, limits.sliding_blocks],
-            ..memory::needs(model, form, &limits)
-        };
-        let mut ops = CudaOps::new(Card::new(Some(device.clone())), &needs)?;
-        let (gemma, drafter) = memory::build(&mut ops, model, &limits);
-        if let Some(failure) = ops.card.take_failure() {
-            return Err(failure.into());
-        }
-        let bad = ops.card.bad_codes()?;
-        if bad > 0 {
-            return Err(CudaError::Model(format!(
-                "{bad} codes that no weight may have"
-            )));
-        }
+        let plan = MemoryPlan::make(&model, form, options, device.memory()?)?;
+        let name = device.name.clone();
+        let held = Held::new(device, &model, form, &plan.limits)?;
         let recipe = format!(
-            "numeric {NUMERIC_VERSION}; cuda {}.{}; activations {form}; weights as stored, by block and int4 as {form}; kv {form}; \
-             tp 1",
+            "numeric {NUMERIC_VERSION}; cuda {}.{}; activations {form}; weights as stored, by \
+             block and int4 as {form}; kv {form}; tp 1",
             capability.0,
             capability.1,
             form = form.name(),
         );
         Ok(Self {
-            graphs: HashMap::new(),
-            gemma,
-            drafter,
-            ops,
+            held: Some(held),
             arena: Arena::default(),
-            limits,
+            limits: plan.limits.clone(),
             options: options.clone(),
-            device,
             plan,
+            name,
             fingerprint: model.digest.with_recipe(&recipe),
+            model,
         })
     }
 
@@ -174,7 +159,7 @@ impl CudaExecutor {
 
     /// The card's name.
     pub fn name(&self) -> &str {
-        &self.device.name
+        &self.name
     }
 
     /// What the card's memory is used for.
@@ -184,116 +169,59 @@ impl CudaExecutor {
 
     /// Raw logits of the emitting rows of the last step, for tests against other back ends.
     pub fn last_logits(&self) -> Result<Vec<Vec<f32>>, DeviceError> {
-        let rows = self.ops.count(Rows::Out);
-        self.gemma.logits().download(&self.device, rows)
+        let held = self.held.as_ref();
+        held.map_or_else(|| Ok(Vec::new()), Held::last_logits)
     }
 
-    /// Everything that the card does in a round.
-    fn launch_round(&mut self) {
-        let Self {
-            ops,
-            gemma,
-            drafter,
-            ..
-        } = self;
-        gemma.forward(ops);
-        if ops.count(Rows::Out) == 0 {
-            return;
-        }
-        super::ops::Ops::sample_and_verify(ops, gemma.logits());
-        let Some(drafter) = drafter else { return };
-        if ops.count(Rows::Draft) == 0 {
-            return;
-        }
-        drafter.begin(ops, gemma);
-        while ops.count(Rows::Draft) > 0 {
-            drafter.step(ops, gemma);
-        }
+    /// Breaks the card, for tests of what follows.
+    pub fn break_card(&mut self, fault: Fault) -> Result<(), DeviceError> {
+        self.held.as_mut().map_or(Ok(()), |held| held.fail(fault))
     }
 
-    fn compute(&mut self) -> Result<(), DeviceError> {
-        let shape = self.ops.step.shape.clone();
-        if !self.options.graphs || shape.rows > GRAPH_ROWS {
-            self.launch_round();
-            return self.ops.card.take_failure().map_or(Ok(()), Err);
+    /// What is on the card, brought there again if it was lost.
+    fn on_card(&mut self) -> Result<Held, String> {
+        if let Some(held) = self.held.take() {
+            held.device.bind().map_err(|e| e.to_string())?;
+            return Ok(held);
         }
-        if !self.graphs.contains_key(&shape) {
-            if self.graphs.len() >= MOST_GRAPHS {
-                self.graphs.clear();
-            }
-            let device = self.device.clone();
-            let recorded = Graph::record(&device, || {
-                self.launch_round();
-                self.ops.card.take_failure().map_or(Ok(()), Err)
-            })?;
-            if let Some(graph) = recorded {
-                self.graphs.insert(shape.clone(), graph);
-            }
-        }
-        self.graphs.get(&shape).map_or(Ok(()), Graph::launch)
+        let form = Form::of(&self.model)?;
+        let device = Device::open(self.options.ordinal).map_err(|e| e.to_string())?;
+        tracing::warn!("the card failed: the model is brought there again");
+        Held::new(Arc::new(device), &self.model, form, &self.limits).map_err(|e| e.to_string())
     }
 
-    fn run_on_card(&mut self, step: &Step) -> Result<StepOutput, String> {
-        self.device.bind().map_err(|e| e.to_string())?;
+    fn run_on_card(&mut self, step: &Step) -> Result<StepOutput, ExecError> {
+        let failed = |reason: String, lost| ExecError {
+            device: "cuda",
+            reason,
+            lost,
+        };
         self.arena
             .load(step, &self.limits)
-            .map_err(|reason| format!("bad step: {reason}"))?;
+            .map_err(|reason| failed(format!("bad step: {reason}"), false))?;
         if self.arena.all.rows.is_empty() {
             return Ok(StepOutput::default());
         }
-        let group_rows = self.ops.group_rows;
-        self.ops
-            .step
-            .send(&self.ops.card, &self.arena, group_rows)
-            .map_err(|e| e.to_string())?;
-        self.compute().map_err(|e| e.to_string())?;
-        self.ops
-            .step
-            .fetch(&self.ops.card)
-            .map_err(|e| e.to_string())?;
-        self.device.wait().map_err(|e| e.to_string())?;
-        Ok(self.output())
-    }
-
-    /// What each sequence emits and drafts, from the tokens that the card chose.
-    fn output(&mut self) -> StepOutput {
-        let Self { ops, arena, .. } = self;
-        let step = &ops.step;
-        let wanting = arena.wanting_drafts();
-        let mut seqs: Vec<SeqOutput> = Vec::with_capacity(arena.seqs.len());
-        for seq in &arena.seqs {
-            let mut output = SeqOutput::default();
-            let wanted = seq.params.as_ref().map_or(0, |p| p.logprobs as usize);
-            for row in seq.out.clone() {
-                let id = step.token(row);
-                let logprobs = (wanted > 0).then(|| {
-                    let (chosen, top) = step.logprobs(row, wanted);
-                    Logprobs { chosen, top }
-                });
-                output.tokens.push(Emitted { id, logprobs });
-                let next = arena.all.rows.get(arena.out_source[row] + 1);
-                if row + 1 == seq.out.end || next.map(|r| r.token) != Some(id) {
-                    break;
-                }
-            }
-            seqs.push(output);
+        let fresh = self.held.is_none();
+        let mut held = self.on_card().map_err(|reason| failed(reason, true))?;
+        if fresh {
+            // Keys and values are gone: the scheduler has to know before anything is computed.
+            self.held = Some(held);
+            return Err(failed("the card was restarted".into(), true));
         }
-        if self.drafter.is_some() {
-            for (row, (seq, wanted)) in wanting.into_iter().enumerate() {
-                let last = seqs[seq].tokens.last().map(|e| e.id);
-                let stops = arena.seqs[seq].params.as_ref().map(|p| &p.stop_tokens);
-                // A round that ended in a stop token drafts nothing.
-                if last
-                    .zip(stops)
-                    .is_none_or(|(id, stops)| stops.contains(&id))
-                {
-                    continue;
-                }
-                let drafts: Vec<TokenId> = (0..wanted).map(|pass| step.draft(pass, row)).collect();
-                seqs[seq].drafts = drafts;
+        match held.round(&self.arena, &self.options) {
+            Ok(()) => {
+                let output = held.output(&self.arena);
+                self.held = Some(held);
+                Ok(output)
             }
+            Err(Failed::Step(reason)) => {
+                self.held = Some(held);
+                Err(failed(reason, false))
+            }
+            // An error of the card stays with its context: only a new one computes again.
+            Err(Failed::Card(reason)) => Err(failed(reason, true)),
         }
-        StepOutput { seqs }
     }
 }
 
@@ -303,9 +231,6 @@ impl Executor for CudaExecutor {
     }
 
     fn run(&mut self, step: &Step) -> Result<StepOutput, ExecError> {
-        self.run_on_card(step).map_err(|reason| ExecError {
-            device: "cuda",
-            reason,
-        })
+        self.run_on_card(step)
     }
 }

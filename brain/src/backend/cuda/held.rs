@@ -1,0 +1,214 @@
+//! What is on the card, and a round of it.
+
+use std::{collections::HashMap, sync::Arc};
+
+use marathon_kernels::{
+    abi::YardstickArgs,
+    device::{Device, DeviceError},
+    graph::Graph,
+};
+
+use super::{
+    CudaError, CudaOptions, Fault,
+    card::Card,
+    form::Form,
+    launch::{CudaOps, Needs},
+    memory,
+    step::{Shape, StepError},
+};
+use crate::{
+    backend::{
+        Limits,
+        arena::Arena,
+        ops::{Ops as _, Rows},
+    },
+    model::{LoadedModel, drafter::Drafter, gemma::Gemma},
+    sched::types::{Emitted, Logprobs, SeqOutput, StepOutput, TokenId},
+};
+
+/// Rows up to which a step is a recorded graph: launches of larger ones hide behind their work.
+const GRAPH_ROWS: usize = 64;
+/// Recorded graphs at most; then all are forgotten and recorded anew.
+const MOST_GRAPHS: usize = 512;
+
+/// The model, its pools and the recorded rounds on one card.
+pub(super) struct Held {
+    // Graphs and weights go before the card that they are on.
+    graphs: HashMap<Shape, Graph>,
+    gemma: Gemma<CudaOps>,
+    drafter: Option<Drafter<CudaOps>>,
+    ops: CudaOps,
+    pub(super) device: Arc<Device>,
+}
+
+/// Why a round gave no result.
+pub(super) enum Failed {
+    /// The step itself.
+    Step(String),
+    /// The card.
+    Card(String),
+}
+
+impl From<DeviceError> for Failed {
+    fn from(error: DeviceError) -> Self {
+        Self::Card(error.to_string())
+    }
+}
+
+impl Held {
+    pub(super) fn new(
+        device: Arc<Device>,
+        model: &LoadedModel,
+        form: Form,
+        limits: &Limits,
+    ) -> Result<Self, CudaError> {
+        let needs = Needs {
+            blocks: [limits.full_blocks, limits.sliding_blocks],
+            ..memory::needs(model, form, limits)
+        };
+        let mut ops = CudaOps::new(Card::new(Some(device.clone())), &needs)?;
+        let (gemma, drafter) = memory::build(&mut ops, model, limits);
+        if let Some(failure) = ops.card.take_failure() {
+            return Err(failure.into());
+        }
+        let bad = ops.card.bad_codes()?;
+        if bad > 0 {
+            return Err(CudaError::Model(format!(
+                "{bad} codes that no weight may have"
+            )));
+        }
+        Ok(Self {
+            graphs: HashMap::new(),
+            gemma,
+            drafter,
+            ops,
+            device,
+        })
+    }
+
+    pub(super) fn last_logits(&self) -> Result<Vec<Vec<f32>>, DeviceError> {
+        let rows = self.ops.count(Rows::Out);
+        self.gemma.logits().download(&self.device, rows)
+    }
+
+    pub(super) fn fail(&mut self, fault: Fault) -> Result<(), DeviceError> {
+        self.device.bind()?;
+        let (kernel, ticks) = match fault {
+            Fault::Trap => ("fault_trap", 0),
+            Fault::Spin(ticks) => ("fault_spin", ticks),
+        };
+        let args = YardstickArgs {
+            data: 0,
+            out: 0,
+            bytes: ticks,
+            seed: 0,
+            kind: 0,
+        };
+        self.ops.card.fault(kernel, &args);
+        self.ops.card.take_failure().map_or(Ok(()), Err)
+    }
+
+    /// Everything that the card does in a round.
+    fn launch_round(&mut self) {
+        let Self {
+            ops,
+            gemma,
+            drafter,
+            ..
+        } = self;
+        gemma.forward(ops);
+        if ops.count(Rows::Out) == 0 {
+            return;
+        }
+        ops.sample_and_verify(gemma.logits());
+        let Some(drafter) = drafter else { return };
+        if ops.count(Rows::Draft) == 0 {
+            return;
+        }
+        drafter.begin(ops, gemma);
+        while ops.count(Rows::Draft) > 0 {
+            drafter.step(ops, gemma);
+        }
+    }
+
+    fn compute(&mut self, graphs: bool) -> Result<(), DeviceError> {
+        let shape = self.ops.step.shape.clone();
+        if !graphs || shape.rows > GRAPH_ROWS {
+            self.launch_round();
+            return self.ops.card.take_failure().map_or(Ok(()), Err);
+        }
+        if !self.graphs.contains_key(&shape) {
+            if self.graphs.len() >= MOST_GRAPHS {
+                self.graphs.clear();
+            }
+            let device = self.device.clone();
+            let recorded = Graph::record(&device, || {
+                self.launch_round();
+                self.ops.card.take_failure().map_or(Ok(()), Err)
+            })?;
+            if let Some(graph) = recorded {
+                self.graphs.insert(shape.clone(), graph);
+            }
+        }
+        self.graphs.get(&shape).map_or(Ok(()), Graph::launch)
+    }
+
+    /// Runs the step in the arena; the results are on the host after it.
+    pub(super) fn round(&mut self, arena: &Arena, options: &CudaOptions) -> Result<(), Failed> {
+        let group_rows = self.ops.group_rows;
+        let sent = self.ops.step.send(&self.ops.card, arena, group_rows);
+        sent.map_err(|error| match error {
+            StepError::Device(error) => error.into(),
+            other => Failed::Step(format!("bad step: {other}")),
+        })?;
+        self.compute(options.graphs)?;
+        self.ops.step.fetch(&self.ops.card)?;
+        match self.device.wait_within(options.step_limit)? {
+            true => Ok(()),
+            false => Err(Failed::Card(format!(
+                "a step is not done after {:?}: a kernel hangs",
+                options.step_limit
+            ))),
+        }
+    }
+
+    /// What each sequence emits and drafts, from the tokens that the card chose.
+    pub(super) fn output(&self, arena: &Arena) -> StepOutput {
+        let step = &self.ops.step;
+        let wanting = arena.wanting_drafts();
+        let mut seqs: Vec<SeqOutput> = Vec::with_capacity(arena.seqs.len());
+        for seq in &arena.seqs {
+            let mut output = SeqOutput::default();
+            let wanted = seq.params.as_ref().map_or(0, |p| p.logprobs as usize);
+            for row in seq.out.clone() {
+                let id = step.token(row);
+                let logprobs = (wanted > 0).then(|| {
+                    let (chosen, top) = step.logprobs(row, wanted);
+                    Logprobs { chosen, top }
+                });
+                output.tokens.push(Emitted { id, logprobs });
+                let next = arena.all.rows.get(arena.out_source[row] + 1);
+                if row + 1 == seq.out.end || next.map(|r| r.token) != Some(id) {
+                    break;
+                }
+            }
+            seqs.push(output);
+        }
+        if self.drafter.is_some() {
+            for (row, (seq, wanted)) in wanting.into_iter().enumerate() {
+                let last = seqs[seq].tokens.last().map(|e| e.id);
+                let stops = arena.seqs[seq].params.as_ref().map(|p| &p.stop_tokens);
+                // A round that ended in a stop token drafts nothing.
+                if last
+                    .zip(stops)
+                    .is_none_or(|(id, stops)| stops.contains(&id))
+                {
+                    continue;
+                }
+                let drafts: Vec<TokenId> = (0..wanted).map(|pass| step.draft(pass, row)).collect();
+                seqs[seq].drafts = drafts;
+            }
+        }
+        StepOutput { seqs }
+    }
+}

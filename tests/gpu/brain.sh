@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Runs brain's CUDA back end on the card of this machine: the reference's logits, the processor's
+# tokens, every invariance, the demo marathon. About four minutes.
+#   tests/gpu/brain.sh [FOLDER [PROGRAMS]]
+# FOLDER gets the reports (default: target/gpu/report). PROGRAMS is a folder with `cuda` (the test
+# program brain/tests/cuda.rs), `brain` and `pilot` built elsewhere with kernels; without it they are
+# built here, with the compiler that tests/gpu/compile.sh installs.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+
+out=${1:-target/gpu/report}
+programs=${2:-}
+mkdir -p "$out"
+if [ -z "$programs" ]; then
+    tests/gpu/compile.sh || exit 1
+    tools=$(echo "$PWD"/.cuda/lib/python3*/site-packages/nvidia/cu13/bin)
+    export MARATHON_NVCC=${MARATHON_NVCC:-$tools/nvcc} CARGO_TARGET_DIR=target/gpu
+    cargo build --quiet --release --bin brain --bin pilot || exit 1
+    programs=target/gpu/release
+    built=$(cargo test --release -p brain --test cuda --no-run 2>&1 |
+        sed -n 's/.*Executable.*(\(.*\))/\1/p')
+    cp "$built" $programs/cuda
+fi
+
+table=$out/brain.txt
+json=$out/brain.json
+: >"$table"
+printf '{\n' >"$json"
+failed=0
+part() {
+    local name=$1 limit=$2
+    shift 2
+    local begin=$SECONDS
+    timeout "$limit" "$@" >"$out/$name.log" 2>&1
+    local status=$?
+    [ $status = 0 ] || failed=1
+    local seconds=$((SECONDS - begin))
+    printf '%-52s status %3d  %4d s\n' "$name" $status $seconds | tee -a "$table"
+    grep -E 'within|compared|panicked|assert|tokens the same|left:|right:|error' "$out/$name.log" |
+        cut -c1-240 | head -24 | sed 's/^/    /' | tee -a "$table"
+    printf '  "%s": {"status": %d, "seconds": %d},\n' "$name" $status $seconds >>"$json"
+}
+
+nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.used --format=csv,noheader | tee -a "$table"
+for test in goldens_agree_with_the_reference \
+    fp32_models_choose_the_tokens_that_the_processor_chooses \
+    bf16_models_are_near_the_processor \
+    drafts_pieces_and_company_change_no_bit \
+    restarts_and_sizes_change_no_bit \
+    long_prompts_in_any_pieces_have_the_same_bits \
+    a_broken_card_is_started_again; do
+    part $test 150 "$programs/cuda" --ignored --exact $test --nocapture
+done
+export BRAIN_DEVICE=cuda
+for seed in 1 2; do
+    part demo_$seed 60 "$programs/pilot" demo --seed $seed --brain-program "$programs/brain"
+    tail -12 "$out/demo_$seed.log" | tee -a "$table"
+done
+printf '  "failed": %d\n}\n' $failed >>"$json"
+exit $failed
