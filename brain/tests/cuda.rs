@@ -4,10 +4,15 @@
 //! them.
 
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+#![allow(clippy::print_stdout, reason = "figures for the report")]
 
 mod support;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use brain::{
     backend::{
@@ -330,6 +335,58 @@ fn a_broken_card_is_started_again() {
         assert_eq!(bits(&lone(&mut executor, &request)), expected, "{fault:?}");
     }
     println!("2 faults survived, generations compared");
+}
+
+/// Steps of the released sizes with random weights: the time of a token, and of a round of
+/// verification and drafts.
+#[test]
+#[ignore = "needs a card and measures"]
+fn step_times_of_released_sizes() {
+    for name in ["e4b", "26b", "31b"] {
+        let options = CudaOptions {
+            max_seqs: 1,
+            max_rows: 64,
+            max_model_len: 65_536,
+            random_weights: true,
+            ..CudaOptions::default()
+        };
+        let begin = Instant::now();
+        let model = Arc::new(support::sparse::model(name, demo_model()));
+        let mut executor = CudaExecutor::new(model, &options).unwrap();
+        println!(
+            "{name}: {} in {:.1} s: {}",
+            executor.name(),
+            begin.elapsed().as_secs_f32(),
+            executor.memory()
+        );
+        for context in [1024, 16_384, 50_000] {
+            let mut times = Vec::new();
+            for (rows, drafts) in [(1, 0), (5, 4), (9, 8)] {
+                let mut s = Sequence::new(&executor, 0, params(0.0));
+                s.cached = context;
+                let mut steps = Vec::new();
+                for _ in 0..12 {
+                    let sample = s.sample(rows - 1, drafts);
+                    let step = s.step(&vec![7; rows], Some(sample));
+                    let begin = Instant::now();
+                    executor.run(&Step { seqs: vec![step] }).unwrap();
+                    steps.push(begin.elapsed().as_secs_f64() * 1e3);
+                }
+                // The first ones record and warm up.
+                let mut steady = steps.split_off(4);
+                steady.sort_by(f64::total_cmp);
+                times.push(format!(
+                    "{rows} rows + {drafts} drafts {:.3} ms (recorded in {:.0} ms)",
+                    steady[steady.len() / 2],
+                    steps[0]
+                ));
+            }
+            println!(
+                "{name} at {context} within one stream: {}",
+                times.join("; ")
+            );
+        }
+    }
 }
 
 /// The parts that an emulated card gets through in minutes.

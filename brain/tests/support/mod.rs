@@ -14,6 +14,7 @@ use std::{
 pub mod bits;
 pub mod golden;
 pub mod grown;
+pub mod sparse;
 
 use brain::{
     backend::{Executor, cpu::CpuOptions},

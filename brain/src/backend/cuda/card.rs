@@ -34,6 +34,8 @@ pub(super) struct Card {
     pub(super) taken: usize,
     failure: Option<DeviceError>,
     errors: Option<Region>,
+    /// Matrices are random numbers made on the card, whatever their files hold.
+    pub(super) random: bool,
 }
 
 impl Card {
@@ -43,6 +45,7 @@ impl Card {
             taken: 0,
             failure: None,
             errors: None,
+            random: false,
         }
     }
 
@@ -132,6 +135,19 @@ impl Card {
         use_it(self, device.address(&memory));
         let waited = device.wait();
         self.keep(waited);
+    }
+
+    /// Random bf16 numbers of the size that weights have.
+    pub(super) fn randomize(&mut self, region: &Region, bytes: usize) {
+        let args = YardstickArgs {
+            data: region.at,
+            out: 0,
+            bytes: bytes as u64,
+            seed: bytes as u32,
+            kind: 0,
+        };
+        // SAFETY: the region is that long.
+        unsafe { self.launch("fill", [2048, 1, 1], 256, 0, &args) };
     }
 
     /// Launches a kernel that reads and writes nothing.

@@ -85,10 +85,10 @@ fn fits_fast(plan: &Plan) -> bool {
         KvSource::Own { values_only: true } => l.head_dim == 512,
         _ => [64, 128, 256, 512].contains(&l.head_dim),
     };
-    let wide = |n: usize| n % 8 == 0;
+    let wide = |n: usize| n.is_multiple_of(8);
     plan.layers
         .iter()
-        .all(|l| head(l) && wide(l.intermediate) && plan.heads % l.kv_heads == 0)
+        .all(|l| head(l) && wide(l.intermediate) && plan.heads.is_multiple_of(l.kv_heads))
         && wide(plan.hidden)
         && plan.hidden <= 8192
         && plan.per_layer_input.is_none_or(|p| wide(p.dim))

@@ -61,12 +61,15 @@ impl Held {
         model: &LoadedModel,
         form: Form,
         limits: &Limits,
+        random: bool,
     ) -> Result<Self, CudaError> {
         let needs = Needs {
             blocks: [limits.full_blocks, limits.sliding_blocks],
             ..memory::needs(model, form, limits)
         };
-        let mut ops = CudaOps::new(Card::new(Some(device.clone())), &needs)?;
+        let mut card = Card::new(Some(device.clone()));
+        card.random = random;
+        let mut ops = CudaOps::new(card, &needs)?;
         let (gemma, drafter) = memory::build(&mut ops, model, limits);
         if let Some(failure) = ops.card.take_failure() {
             return Err(failure.into());

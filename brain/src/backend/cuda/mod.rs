@@ -57,6 +57,8 @@ pub struct CudaOptions {
     pub graphs: bool,
     /// A step that takes longer is given up, and the card with it.
     pub step_limit: Duration,
+    /// Matrices are random numbers made on the card, for measuring models without their files.
+    pub random_weights: bool,
 }
 
 impl Default for CudaOptions {
@@ -71,6 +73,7 @@ impl Default for CudaOptions {
             memory_share: 0.9,
             graphs: true,
             step_limit: Duration::from_secs(60),
+            random_weights: false,
         }
     }
 }
@@ -132,7 +135,7 @@ impl CudaExecutor {
         let capability = device.capability()?;
         let plan = MemoryPlan::make(&model, form, options, device.memory()?)?;
         let name = device.name.clone();
-        let held = Held::new(device, &model, form, &plan.limits)?;
+        let held = Held::new(device, &model, form, &plan.limits, options.random_weights)?;
         let recipe = format!(
             "numeric {NUMERIC_VERSION}; cuda {}.{}; activations {form}; weights as stored, by \
              block and int4 as {form}; kv {form}; tp 1",
@@ -187,7 +190,9 @@ impl CudaExecutor {
         let form = Form::of(&self.model)?;
         let device = Device::open(self.options.ordinal).map_err(|e| e.to_string())?;
         tracing::warn!("the card failed: the model is brought there again");
-        Held::new(Arc::new(device), &self.model, form, &self.limits).map_err(|e| e.to_string())
+        let random = self.options.random_weights;
+        Held::new(Arc::new(device), &self.model, form, &self.limits, random)
+            .map_err(|e| e.to_string())
     }
 
     fn run_on_card(&mut self, step: &Step) -> Result<StepOutput, ExecError> {

@@ -100,7 +100,7 @@ fn rows_as(form: Form, weight: &Weight, from: usize, count: usize) -> Cow<'_, [u
 fn packed_form(parts: &[&Weight]) -> WeightForm {
     let form = |w: &&Weight| match w.form() {
         Stored::Fp8Tensor | Stored::Fp8Row => WeightForm::Fp8,
-        Stored::Nvfp4 if w.cols() % 16 == 0 => WeightForm::Nvfp4,
+        Stored::Nvfp4 if w.cols().is_multiple_of(16) => WeightForm::Nvfp4,
         _ => WeightForm::Bf16,
     };
     let first = parts.first().map_or(WeightForm::Bf16, form);
@@ -137,7 +137,7 @@ struct Place {
 
 /// Brings rows `from .. from + rows` to their place, a piece at a time.
 fn pack(card: &mut Card, weight: &Weight, from: usize, rows: usize, to: &Place) {
-    if card.device().is_none() {
+    if card.device().is_none() || card.random {
         return;
     }
     let k = weight.cols();
@@ -217,6 +217,9 @@ pub(super) fn matrix(card: &mut Card, form: Form, parts: &[&Weight]) -> Matrix {
         first: 0,
         interleave: 0,
     };
+    if card.random {
+        card.randomize(&tiles, codes);
+    }
     for weight in parts {
         pack(card, weight, 0, weight.rows(), &place);
         place.first += weight.rows();
@@ -260,6 +263,9 @@ pub(super) fn experts(
     }
     let stride = WeightForm::Bf16.packed_bytes(n, k).0;
     let memory = card.zeros(matrices.len() * stride);
+    if card.random {
+        card.randomize(&memory, matrices.len() * stride);
+    }
     for (expert, parts) in matrices.iter().enumerate() {
         let place = |interleave| Place {
             form: WeightForm::Bf16,
@@ -283,9 +289,19 @@ pub(super) fn experts(
     (memory, stride)
 }
 
+fn random(card: &mut Card, bytes: usize) -> Region {
+    let region = card.zeros(bytes);
+    card.randomize(&region, bytes);
+    region
+}
+
 /// A table whose rows lie one behind the other.
 pub(super) fn table(card: &mut Card, form: Form, weight: &Weight) -> Table {
     let (rows, width) = (weight.rows(), weight.cols());
+    if card.random {
+        let memory = random(card, rows * width * form.size());
+        return Table::Rows { memory, width };
+    }
     let memory = card.upload(rows * width * form.size(), || {
         rows_as(form, weight, 0, rows).into_owned()
     });
@@ -295,6 +311,9 @@ pub(super) fn table(card: &mut Card, form: Form, weight: &Weight) -> Table {
 /// Rows of a table in another order.
 pub(super) fn reordered(card: &mut Card, form: Form, weight: &Weight, order: &[u32]) -> Region {
     let width = weight.cols();
+    if card.random {
+        return random(card, order.len() * width * form.size());
+    }
     card.upload(order.len() * width * form.size(), || {
         let row = |i: &u32| rows_as(form, weight, *i as usize, 1).into_owned();
         order.iter().flat_map(row).collect()
