@@ -75,6 +75,7 @@ pub trait Executor: Send {
         Err(ExecError {
             device: "device",
             reason: "it does not save blocks".into(),
+            lost: false,
         })
     }
 
@@ -93,6 +94,7 @@ pub trait Executor: Send {
         Err(ExecError {
             device: "device",
             reason: "it does not load blocks".into(),
+            lost: false,
         })
     }
 }

@@ -273,6 +273,7 @@ fn failed(reason: String) -> ExecError {
     ExecError {
         device: "cpu",
         reason,
+        lost: false,
     }
 }
 
