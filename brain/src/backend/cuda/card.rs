@@ -27,6 +27,20 @@ impl Region {
     }
 }
 
+/// Multiprocessors, clusters of eight blocks that run at a time, shared memory of a multiprocessor.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    pub(super) sms: usize,
+    pub(super) clusters: usize,
+    pub(super) shared_per_sm: usize,
+}
+
+const COMMON: Shape = Shape {
+    sms: 132,
+    clusters: 15,
+    shared_per_sm: 228 << 10,
+};
+
 /// A card, or a count of what it would hold.
 pub(super) struct Card {
     device: Option<Arc<Device>>,
@@ -49,10 +63,14 @@ impl Card {
         }
     }
 
-    /// Multiprocessors and the shared memory of one; of a common card where there is none.
-    pub(super) fn shape(&self) -> (usize, usize) {
+    /// What launches are cut for; of a common card where there is none.
+    pub(super) fn shape(&self) -> Shape {
         let device = self.device.as_ref();
-        device.map_or((132, 228 << 10), |d| (d.sms, d.shared_per_sm))
+        device.map_or(COMMON, |d| Shape {
+            sms: d.sms,
+            clusters: d.clusters,
+            shared_per_sm: d.shared_per_sm,
+        })
     }
 
     pub(super) fn device(&self) -> Option<&Arc<Device>> {

@@ -293,7 +293,7 @@ impl CudaOps {
             } as u32,
             softcap: cap.flatten().unwrap_or(0.0),
             chunk: 0,
-            pad: 0,
+            depth: 0,
         };
         // SAFETY (of each launch): x and out were made for as many rows as there can be, with
         // columns for k and n.
@@ -305,8 +305,10 @@ impl CudaOps {
             return;
         }
         let form = matrix.form;
+        let shape = self.card.shape();
         if m > SMALL_ROWS {
-            let plan = LargeLinear::plan(form, m, n);
+            let plan = LargeLinear::plan(form, m, n, shape.sms, shape.shared_per_sm);
+            args.depth = plan.depth;
             let blocks = [plan.grid as usize, 1, 1];
             let kernel = LargeLinear::kernel(form);
             unsafe {
@@ -315,8 +317,7 @@ impl CudaOps {
             }
             return;
         }
-        let (sms, shared) = self.card.shape();
-        let plan = SmallLinear::plan(form, m, n, k, sms, shared);
+        let plan = SmallLinear::plan(form, m, n, k, shape.clusters, shape.shared_per_sm);
         args.chunk = plan.chunk;
         let blocks = [plan.grid as usize, 1, 1];
         unsafe {
