@@ -2,7 +2,7 @@
 //! stale slot and lost or doubled block into a wrong token or an error.
 //!
 //! Whatever the mix of requests, arrivals, limits, chunk sizes, draft depths, cancels, failed
-//! steps and block pressure: every sequence gets the tokens that it gets alone and undrafted, the
+//! steps, restarts with and without a goodbye, shared prefixes and block pressure: every sequence gets the tokens that it gets alone and undrafted, the
 //! books of blocks balance after every step, and everything ends. `PROPTEST_CASES` scales it.
 
 #![allow(
@@ -35,6 +35,8 @@ struct Totals {
     cached: AtomicU64,
     hits: AtomicU64,
     looked_up: AtomicU64,
+    restarts: AtomicU64,
+    restored: AtomicU64,
     shared: AtomicU64,
     cancelled: AtomicU64,
 }
@@ -56,8 +58,8 @@ fn simulate(case: Case, totals: &Totals) -> Result<(), TestCaseError> {
             simulation.submit(&plan)?;
         }
         simulation.cancel_due()?;
-        let lost = case.losses.get(&simulation.step).copied();
-        simulation.run_step(lost)?;
+        let accident = case.accidents.get(&simulation.step).copied();
+        simulation.run_step(accident)?;
         simulation.step += 1;
         if simulation.there.is_empty() && plans.peek().is_none() {
             break;
@@ -79,17 +81,25 @@ fn simulate(case: Case, totals: &Totals) -> Result<(), TestCaseError> {
             .is_some_and(|end| end.reason == FinishReason::Cancelled)
     };
     totals.cases.fetch_add(1, Relaxed);
-    totals.steps.fetch_add(stats.steps, Relaxed);
-    totals.sequences.fetch_add(stats.finished, Relaxed);
-    totals.tokens.fetch_add(stats.generated_tokens, Relaxed);
-    totals.accepted.fetch_add(stats.accepted_tokens, Relaxed);
-    totals.preemptions.fetch_add(stats.preemptions, Relaxed);
-    totals.cached.fetch_add(stats.cached_tokens, Relaxed);
     totals
-        .looked_up
-        .fetch_add(stats.looked_up_accepted, Relaxed);
-    totals.hits.fetch_add(stats.prefix_hits, Relaxed);
-    totals.shared.fetch_add(stats.prefix_shared, Relaxed);
+        .restarts
+        .fetch_add(simulation.gone.len() as u64, Relaxed);
+    totals.restored.fetch_add(simulation.restored, Relaxed);
+    for stats in simulation.gone.iter().chain([&stats]) {
+        for (total, more) in [
+            (&totals.steps, stats.steps),
+            (&totals.sequences, stats.finished),
+            (&totals.tokens, stats.generated_tokens),
+            (&totals.accepted, stats.accepted_tokens),
+            (&totals.looked_up, stats.looked_up_accepted),
+            (&totals.preemptions, stats.preemptions),
+            (&totals.cached, stats.cached_tokens),
+            (&totals.hits, stats.prefix_hits),
+            (&totals.shared, stats.prefix_shared),
+        ] {
+            total.fetch_add(more, Relaxed);
+        }
+    }
     totals.cancelled.fetch_add(
         simulation.done.iter().filter(cancelled).count() as u64,
         Relaxed,
@@ -115,8 +125,8 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
     let of = |counter: &AtomicU64| counter.load(Relaxed);
     println!(
         "{} cases, {} sequences ({} cancelled), {} steps, {} tokens, {} drafts accepted, {} of them \
-         looked up, \
-         {} preemptions, {} prompt tokens from {} anchors, {} of them shared",
+         looked up, {} preemptions, {} prompt tokens from {} anchors, {} of them shared, {} restarts \
+         with {} anchors taken in",
         of(&totals.cases),
         of(&totals.sequences),
         of(&totals.cancelled),
@@ -128,6 +138,8 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
         of(&totals.cached),
         of(&totals.hits),
         of(&totals.shared),
+        of(&totals.restarts),
+        of(&totals.restored),
     );
     if let Err(error) = outcome {
         panic!("{error}");
@@ -138,6 +150,8 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
         &totals.accepted,
         &totals.preemptions,
         &totals.looked_up,
+        &totals.restarts,
+        &totals.restored,
         &totals.hits,
         &totals.shared,
     ] {

@@ -15,11 +15,14 @@ use brain::{
         fake::{FakeExecutor, FakeOptions},
     },
     sched::{
+        image::AnchorImage,
         prefix::CacheConfig,
         request::{FinishReason, Request},
         scheduler::{Event, SchedConfig, Scheduler, Submitted},
         sequence::Outcome,
-        types::{DraftDepth, Emitted, SamplingParams, SeqId, Step, TokenId},
+        stats::Stats,
+        tokens::PrefixKey,
+        types::{BlockId, DraftDepth, Emitted, Group, SamplingParams, SeqId, Step, TokenId},
     },
 };
 use proptest::prelude::*;
@@ -62,8 +65,21 @@ pub enum Beginning {
 pub struct Case {
     pub world: World,
     pub plans: Vec<Plan>,
-    /// Steps whose results are lost, and whether all the device holds is lost with them.
-    pub losses: BTreeMap<usize, bool>,
+    /// What happens in the middle of which steps.
+    pub accidents: BTreeMap<usize, Accident>,
+}
+
+/// What may happen in the middle of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accident {
+    /// Its result is lost.
+    ResultLost,
+    /// All that the device holds is lost too.
+    DeviceLost,
+    /// The engine dies. A new one finds what was saved until then and what clients received.
+    Killed,
+    /// The engine ends, and saves what it was at. A new one finds it.
+    Ended,
 }
 
 pub fn world() -> impl Strategy<Value = World> {
@@ -177,15 +193,21 @@ pub fn plan() -> impl Strategy<Value = Plan> {
 }
 
 pub fn case() -> impl Strategy<Value = Case> {
+    let accidents = vec![
+        Accident::ResultLost,
+        Accident::DeviceLost,
+        Accident::Killed,
+        Accident::Ended,
+    ];
     (
         world(),
         prop::collection::vec(plan(), 1..9),
-        prop::collection::btree_map(0usize..150, any::<bool>(), 0..4),
+        prop::collection::btree_map(0usize..150, prop::sample::select(accidents), 0..4),
     )
-        .prop_map(|(world, plans, losses)| Case {
+        .prop_map(|(world, plans, accidents)| Case {
             world,
             plans,
-            losses,
+            accidents,
         })
 }
 
@@ -204,6 +226,8 @@ pub fn params(kind: u64, max_tokens: u32) -> SamplingParams {
 
 #[derive(Debug)]
 pub struct Running {
+    /// As it was asked for, apart from its prompt.
+    pub plan: Plan,
     pub prompt: Vec<TokenId>,
     pub expected: Vec<Emitted>,
     /// Received, then emitted.
@@ -259,24 +283,27 @@ pub struct Simulation {
     pub row_time: u64,
     /// How long the last step took.
     pub elapsed: Duration,
+    /// What it is made from.
+    world: World,
+    /// What engines counted that are gone.
+    pub gone: Vec<Stats>,
+    /// Anchors that were taken in from a snapshot.
+    pub restored: u64,
 }
 
 impl Simulation {
     pub fn new(world: &World) -> Self {
-        let options = FakeOptions {
-            limits: world.limits.clone(),
-            right: world.right,
-            repeats: world.repeats,
-            ..FakeOptions::default()
-        };
         Self {
             scheduler: Scheduler::new(world.limits.clone(), world.config.clone()).unwrap(),
-            fake: FakeExecutor::new(options),
+            fake: device(world),
             there: BTreeMap::new(),
             done: Vec::new(),
             step: 0,
             row_time: 7,
             elapsed: Duration::ZERO,
+            world: world.clone(),
+            gone: Vec::new(),
+            restored: 0,
         }
     }
 
@@ -311,19 +338,10 @@ impl Simulation {
         let room = plan.max_tokens.min((max_len - prompt.len()) as u32);
         let expected = self.fake.expected(&prompt, &params(plan.sampling, room));
         let received = plan.received * expected.len() / 16;
-        let request = Request {
-            draft: plan.draft,
-            run_id: if plan.run == 0 {
-                String::new()
-            } else {
-                format!("run{}", plan.run)
-            },
-            owner: format!("{}", plan.owner / 6),
-            received: expected[..received].iter().map(|token| token.id).collect(),
-            ..Request::new(prompt.clone(), params(plan.sampling, plan.max_tokens))
-        };
+        let request = request(plan, &prompt, &expected[..received]);
         let valid = request.validate(self.scheduler.limits(), max_len).unwrap();
         let mut running = Running {
+            plan: plan.clone(),
             prompt,
             tokens: expected[..received].to_vec(),
             expected,
@@ -372,8 +390,78 @@ impl Simulation {
         Ok(())
     }
 
-    /// Plans, runs and commits. `lost`: the result is lost, and if so the device's memory too.
-    pub fn run_step(&mut self, lost: Option<bool>) -> Result<Option<Step>, TestCaseError> {
+    /// Everything that is worth saving, as a snapshot would have it.
+    fn saved(&mut self) -> Vec<SavedAnchor> {
+        let prefixes = self.scheduler.prefixes();
+        let fake = &mut self.fake;
+        let mut bytes = |group, blocks: &[BlockId]| {
+            let mut bytes = Vec::new();
+            fake.save_blocks(group, blocks, &mut bytes).unwrap();
+            bytes
+        };
+        let all = prefixes.worth_saving().into_iter().map(|id| {
+            let chain = prefixes.chain(id);
+            let blocks = prefixes.anchor_blocks(id).unwrap();
+            let unit = |key| bytes(Group::Full, &prefixes.unit_blocks(key).unwrap());
+            SavedAnchor {
+                image: prefixes.image(id).unwrap(),
+                units: chain.iter().map(unit).collect(),
+                chain,
+                tail: bytes(Group::Full, &blocks.tail),
+                window: bytes(Group::Sliding, &blocks.window),
+            }
+        });
+        all.collect()
+    }
+
+    /// A new engine on a new device takes over: from what was saved, and from what clients have.
+    fn restart(&mut self, orderly: bool) -> Result<(), TestCaseError> {
+        if orderly {
+            for seq in self.there.keys().copied().collect::<Vec<_>>() {
+                self.scheduler.cancel(self.now(), seq).unwrap();
+            }
+        }
+        let saved = self.saved();
+        self.gone.push(self.scheduler.stats());
+        let world = &self.world;
+        self.scheduler = Scheduler::new(world.limits.clone(), world.config.clone()).unwrap();
+        self.fake = device(world);
+        for anchor in saved {
+            let now = self.now();
+            let restored = self.scheduler.restore(now, &anchor.image, &anchor.chain);
+            let Some(restored) = restored else { continue };
+            let load = |(group, blocks, bytes): (_, &[BlockId], &[u8])| {
+                self.fake.load_blocks(group, blocks, bytes).unwrap();
+            };
+            let units = restored.units.iter();
+            let units =
+                units.map(|(at, blocks)| (Group::Full, &blocks[..], &anchor.units[*at][..]));
+            let own = [
+                (Group::Full, &restored.blocks.tail[..], &anchor.tail[..]),
+                (
+                    Group::Sliding,
+                    &restored.blocks.window[..],
+                    &anchor.window[..],
+                ),
+            ];
+            units.chain(own).for_each(load);
+            self.restored += 1;
+            self.scheduler.audit().map_err(TestCaseError::fail)?;
+        }
+        for (_, running) in std::mem::take(&mut self.there) {
+            let request = request(&running.plan, &running.prompt, &running.tokens);
+            let max_len = self.scheduler.max_len();
+            let valid = request.validate(self.scheduler.limits(), max_len).unwrap();
+            match self.scheduler.submit(self.now(), valid) {
+                Submitted::Queued(seq) => self.there.insert(seq, running),
+                Submitted::Done(_) => return Err(TestCaseError::fail("it had not ended")),
+            };
+        }
+        Ok(())
+    }
+
+    /// Plans, runs and commits, unless there is an accident.
+    pub fn run_step(&mut self, accident: Option<Accident>) -> Result<Option<Step>, TestCaseError> {
         let Some(step) = self.scheduler.plan(self.now()) else {
             prop_assert!(
                 self.there.is_empty(),
@@ -386,9 +474,11 @@ impl Simulation {
             .fake
             .run(&step)
             .map_err(|error| TestCaseError::fail(error.to_string()))?;
-        match lost {
-            Some(true) => self.scheduler.reset(),
-            Some(false) => {}
+        match accident {
+            Some(Accident::ResultLost) => {}
+            Some(Accident::DeviceLost) => self.scheduler.reset(),
+            Some(Accident::Killed) => self.restart(false)?,
+            Some(Accident::Ended) => self.restart(true)?,
             None => {
                 // Time is a number like any other; this one makes depths vary.
                 let elapsed = Duration::from_micros(100 + self.row_time * step.rows() as u64);
@@ -415,6 +505,39 @@ impl Simulation {
         self.scheduler.audit().map_err(TestCaseError::fail)?;
         Ok(Some(step))
     }
+}
+
+/// What is asked for when so many tokens are there already.
+fn request(plan: &Plan, prompt: &[TokenId], received: &[Emitted]) -> Request {
+    let run_id = match plan.run {
+        0 => String::new(),
+        run => format!("run{run}"),
+    };
+    Request {
+        draft: plan.draft,
+        run_id,
+        owner: format!("{}", plan.owner / 6),
+        received: received.iter().map(|token| token.id).collect(),
+        ..Request::new(prompt.to_vec(), params(plan.sampling, plan.max_tokens))
+    }
+}
+
+fn device(world: &World) -> FakeExecutor {
+    FakeExecutor::new(FakeOptions {
+        limits: world.limits.clone(),
+        right: world.right,
+        repeats: world.repeats,
+        ..FakeOptions::default()
+    })
+}
+
+/// A saved anchor: what it is, the keys of its units, their bytes and its own.
+struct SavedAnchor {
+    image: AnchorImage,
+    chain: Vec<PrefixKey>,
+    units: Vec<Vec<u8>>,
+    tail: Vec<u8>,
+    window: Vec<u8>,
 }
 
 pub fn roomy() -> World {
