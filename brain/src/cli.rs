@@ -29,6 +29,10 @@ pub enum Command {
     Serve(ServeArgs),
     /// Print one answer of the model, without a server.
     Generate(GenerateArgs),
+    /// Measure prefill, decoding with and without drafts, batches, prefix reuse and a restart.
+    ///
+    /// Prints tables and a plot; writes bench.json, bench.md and bench.svg.
+    Bench(BenchArgs),
     /// Fetch a model and its drafter from the hub; print the folder they are in.
     #[command(after_help = PULL_HELP)]
     Pull(PullArgs),
@@ -194,6 +198,35 @@ pub enum AttentionWeights {
     Keep,
     /// Encode them like the others.
     Quantize,
+}
+
+/// Flags of `brain bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Tokens of context to measure at; those that the model cannot hold are left out.
+    #[arg(long, value_name = "TOKENS,…", value_delimiter = ',', default_values_t = [0, 1024, 4096, 16384, 50000])]
+    pub contexts: Vec<usize>,
+    /// Generations at a time to measure.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
+    pub batches: Vec<usize>,
+    /// Tokens of an answer.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
+    pub tokens: u32,
+    /// How often each is measured; the median counts.
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub repeats: usize,
+    /// Folder for the results.
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    pub out: PathBuf,
+    /// Measure nothing: print how the second result file compares with the first.
+    #[arg(long, num_args = 2, value_names = ["BEFORE", "AFTER"])]
+    pub compare: Vec<PathBuf>,
+    /// Configuration file (TOML); also BRAIN_CONFIG.
+    #[arg(long, env = "BRAIN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The settings of `brain serve`; those of its server do nothing here.
+    #[command(flatten)]
+    pub settings: Settings,
 }
 
 /// Settings given as flags; a flag that was not given is not there.

@@ -3,7 +3,7 @@
 use std::{io::Write as _, process::ExitCode};
 
 use brain::{
-    cli::{Cli, Command, GenerateArgs, ServeArgs},
+    cli::{BenchArgs, Cli, Command, GenerateArgs, ServeArgs},
     commands,
     config::Loaded,
     error::Error,
@@ -15,6 +15,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Serve(args) => serve(&args),
         Command::Generate(args) => generate(&args),
+        Command::Bench(args) => bench(&args),
         Command::Pull(args) => commands::pull::pull(&args),
         Command::Inspect(args) => commands::inspect::inspect(&args),
         Command::Quantize(args) => commands::quantize::quantize(&args),
@@ -42,4 +43,12 @@ fn serve(args: &ServeArgs) -> Result<(), Error> {
 fn generate(args: &GenerateArgs) -> Result<(), Error> {
     let config = Loaded::new(args.config.as_deref(), &args.settings)?.check()?;
     commands::generate::generate(args, &config)
+}
+
+fn bench(args: &BenchArgs) -> Result<(), Error> {
+    if let [before, after] = &args.compare[..] {
+        return commands::bench::compare(before, after);
+    }
+    let config = Loaded::new(args.config.as_deref(), &args.settings)?.check()?;
+    commands::bench::bench(args, &config)
 }

@@ -1,0 +1,127 @@
+//! `brain bench`: what this model does on this machine, in figures, tables and a plot.
+//!
+//! The engine is the one that serves, without a front end. Everything is measured after a warm-up,
+//! several times, and what is compared is measured in turns: a machine that is busy for a while is
+//! busy for both.
+
+mod measure;
+mod plot;
+mod report;
+
+use std::{fs, io::Write as _, path::Path};
+
+use crate::{bringup, cli::BenchArgs, config::Config, error::Error};
+use measure::Bench;
+use report::Results;
+
+/// Measures, prints tables and a plot, and writes `bench.json`, `bench.md` and `bench.svg`.
+pub fn bench(args: &BenchArgs, config: &Config) -> Result<(), Error> {
+    bringup::check(config)?;
+    fs::create_dir_all(&args.out).map_err(|error| unwritten(&args.out, &error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .map_err(|error| Error::Serving(format!("no runtime: {error}")))?;
+    let snapshots = args.out.join("bench-snapshots");
+    let bench = Bench {
+        args,
+        config,
+        snapshots: &snapshots,
+        progress: &|line| {
+            // A closed standard error is no reason not to measure.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        },
+    };
+    let measured = runtime.block_on(bench.run());
+    // Left over when something failed, or not there at all.
+    let _ = fs::remove_dir_all(&snapshots);
+    let results = measured?;
+    let json = serde_json::to_string_pretty(&results)
+        .map_err(|error| Error::Serving(format!("the results cannot be written: {error}")))?;
+    let markdown = report::markdown(&results);
+    for (name, text) in [
+        ("bench.json", &json),
+        ("bench.md", &markdown),
+        ("bench.svg", &plot::svg(&results)),
+    ] {
+        let path = args.out.join(name);
+        fs::write(&path, text).map_err(|error| unwritten(&path, &error))?;
+    }
+    print(&format!("{markdown}\n{}", plot::terminal(&results)))
+}
+
+/// Prints how the second of two result files compares with the first.
+pub fn compare(before: &Path, after: &Path) -> Result<(), Error> {
+    print(&report::comparison(&load(before)?, &load(after)?))
+}
+
+fn load(path: &Path) -> Result<Results, Error> {
+    let unread = |error: &dyn std::fmt::Display| {
+        Error::Usage(format!(
+            "{} cannot be compared: {error}; give two bench.json files",
+            path.display()
+        ))
+    };
+    let text = fs::read_to_string(path).map_err(|error| unread(&error))?;
+    serde_json::from_str(&text).map_err(|error| unread(&error))
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    let written = std::io::stdout().write_all(text.as_bytes());
+    written.map_err(|error| Error::Serving(format!("cannot print: {error}")))
+}
+
+fn unwritten(path: &Path, error: &std::io::Error) -> Error {
+    Error::Usage(format!(
+        "--out: {} cannot be written: {error}",
+        path.display()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::{
+        cli::{Cli, Command},
+        config::Loaded,
+    };
+
+    #[test]
+    fn a_bench_measures_everything_and_leaves_three_files() {
+        let out = tempfile::tempdir().unwrap();
+        let folder = out.path().to_str().unwrap();
+        let flags = "bench --device fake --fake-step-time 50us --contexts 0,300,900000 --batches 1,3 \
+                     --tokens 20 --repeats 2 --out";
+        let flags = ["brain"]
+            .into_iter()
+            .chain(flags.split_whitespace())
+            .chain([folder]);
+        let Command::Bench(args) = Cli::parse_from(flags).command else {
+            panic!("not bench")
+        };
+        let config = Loaded::new(None, &args.settings).unwrap().check().unwrap();
+        bench(&args, &config).unwrap();
+        let results = load(&out.path().join("bench.json")).unwrap();
+        let contexts: Vec<_> = results.contexts.iter().map(|row| row.context).collect();
+        assert_eq!(contexts, [0, 300], "what does not fit is left out");
+        let rates = results.contexts.iter().flat_map(|row| {
+            [
+                row.prefill_per_second,
+                row.decode_per_second,
+                row.drafted_per_second,
+                row.gain,
+            ]
+        });
+        assert!(rates.into_iter().all(|rate| rate > 0.0 && rate.is_finite()));
+        assert_eq!(results.batches.len(), 2);
+        assert!(results.reuse[0].cached_share > 0.99);
+        assert!(results.restart[0].cached_share > 0.99);
+        assert!(out.path().join("bench.md").is_file() && out.path().join("bench.svg").is_file());
+        assert!(!out.path().join("bench-snapshots").exists());
+        let json = out.path().join("bench.json");
+        compare(&json, &json).unwrap();
+        let error = compare(&json, &out.path().join("bench.md")).unwrap_err();
+        assert!(error.to_string().contains("bench.md"), "{error}");
+    }
+}
