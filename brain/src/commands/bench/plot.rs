@@ -30,11 +30,11 @@ pub(super) fn svg(results: &Results) -> String {
         let share = f64::from(step) / 4.0;
         let (rate, context) = (most * share, longest * share);
         // Writing to a string does not fail.
-        let _ = write!(
+        let _ = writeln!(
             body,
             "<path d='M{LEFT} {0:.1}H{1:.1}' stroke='#ddd'/>\
              <text x='{2:.1}' y='{3:.1}' text-anchor='end'>{rate:.0}</text>\
-             <text x='{4:.1}' y='{5:.1}' text-anchor='middle'>{context:.0}</text>\n",
+             <text x='{4:.1}' y='{5:.1}' text-anchor='middle'>{context:.0}</text>",
             y(rate),
             WIDTH - MARGIN,
             LEFT - 6.0,
@@ -46,10 +46,10 @@ pub(super) fn svg(results: &Results) -> String {
     for (number, (name, colour, rate)) in SERIES.iter().enumerate() {
         let points = rows.iter().map(|row| (x(row.context as f64), y(rate(row))));
         let points: Vec<String> = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        let _ = write!(
+        let _ = writeln!(
             body,
             "<polyline fill='none' stroke='{colour}' stroke-width='2' points='{}'/>\
-             <text x='{:.1}' y='{:.1}' fill='{colour}'>{name}</text>\n",
+             <text x='{:.1}' y='{:.1}' fill='{colour}'>{name}</text>",
             points.join(" "),
             LEFT + 12.0 + 140.0 * number as f64,
             MARGIN - 16.0,
