@@ -35,6 +35,8 @@ pub(super) struct Bench<'a> {
 
 /// An engine, and how it is asked.
 struct Device {
+    /// Begins the ids of its generations: a successor knows those of its predecessor.
+    name: &'static str,
     engine: Engine,
     facts: Arc<ModelFacts>,
     asked: u64,
@@ -50,7 +52,7 @@ impl Bench<'_> {
     /// Measures everything.
     pub(super) async fn run(&self) -> Result<Results, Error> {
         (self.progress)("loading");
-        let mut device = Device::new(bringup::bring_up(self.config)?);
+        let mut device = Device::new("bench", bringup::bring_up(self.config)?);
         let facts = device.facts.clone();
         let mut results = Results {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -195,13 +197,13 @@ impl Bench<'_> {
             snapshot_quota: u64::MAX,
             ..self.config.clone()
         };
-        let mut device = Device::new(bringup::bring_up(&config)?);
+        let mut device = Device::new("before", bringup::bring_up(&config)?);
         let prompt = device.prompt(context);
         let first = device
             .ask(prompt, self.args.tokens, DraftDepth::Auto)
             .await?;
         device.end().await;
-        let mut device = Device::new(bringup::bring_up(&config)?);
+        let mut device = Device::new("after", bringup::bring_up(&config)?);
         let next = [first.log, device.prompt(QUESTION)].concat();
         let known = next.len() - QUESTION;
         let restored = device.ask(next.clone(), 1, DraftDepth::Fixed(0)).await?;
@@ -219,8 +221,9 @@ impl Bench<'_> {
 }
 
 impl Device {
-    fn new(serving: Serving) -> Self {
+    fn new(name: &'static str, serving: Serving) -> Self {
         Self {
+            name,
             engine: serving.engine.clone(),
             facts: serving.facts.clone(),
             asked: 0,
@@ -256,7 +259,7 @@ impl Device {
             draft,
             ..Request::new(prompt, params)
         };
-        let id = format!("bench-{}", self.asked);
+        let id = format!("{}-{}", self.name, self.asked);
         let attached = self.engine.generate(&id, Some(request), 0);
         let attached = attached.map_err(|error| Error::Serving(error.to_string()))?;
         Ok(attached.cursor)
