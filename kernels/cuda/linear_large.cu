@@ -299,7 +299,7 @@ __device__ __forceinline__ void fetch_x(const LinearArgs& a, Place at, uint32_t 
     const uint32_t i = threadIdx.x, chunk = i % 8, k = granule * GRANULE + chunk * 8;
     const uint32_t bytes = k < a.k ? min(16u, (a.k - k) * 2) : 0;
     const uint16_t* x = reinterpret_cast<const uint16_t*>(a.x);
-#pragma unroll 4
+#pragma unroll 1
     for (uint32_t row = 0; row < BLOCK_M; row += MULTIPLIERS / 8) {
         const uint32_t r = row + i / 8, m = at.m + r;
         const uint32_t some = m < a.m ? bytes : 0;
@@ -318,7 +318,7 @@ __device__ __forceinline__ void fetch(const LinearArgs& a, Place at, uint32_t gr
     const uint32_t tiles = (a.n + TILE - 1) / TILE;
     const uint32_t to = stage + X_STAGE;
     constexpr int LINES = GRANULE_CODES<W> / 16;
-#pragma unroll 2
+#pragma unroll 1  // registers are scarce
     for (uint32_t line = i; line < BLOCK_TILES * LINES; line += MULTIPLIERS) {
         const uint32_t tile = at.tile + line / LINES;
         const uint64_t from = static_cast<uint64_t>(min(tile, tiles - 1)) * granules + granule;
@@ -355,15 +355,16 @@ __device__ __forceinline__ void step(const typename W::Raw (&raw)[2], uint32_t k
     }
 }
 
+// The thread's number is asked for again: registers are scarce.
 template <class W>
-__device__ __forceinline__ void granule_step(uint32_t stage, uint32_t warp_n, uint32_t warp_m,
-                                             float (&sum)[2][8][4]) {
-    const uint32_t lane = threadIdx.x % 32;
+__device__ __forceinline__ void granule_step(uint32_t stage, float (&sum)[2][8][4]) {
+    const uint32_t thread = thread_number(), lane = thread % 32;
+    const uint32_t warp_n = thread / 32 % 4, warp_m = thread / 128;
     const uint32_t codes = stage + X_STAGE + warp_n * 2 * GRANULE_CODES<W> + lane * 16;
     const uint32_t scales = stage + X_STAGE + BLOCK_TILES * GRANULE_CODES<W> +
                             warp_n * 2 * W::SCALES + lane / 4 * 8;
     const uint32_t x_rows = stage + warp_m * 64 * 128;
-#pragma unroll
+#pragma unroll 1
     for (int s = 0; s < STAGES<W>; s++) {
         typename W::Raw raw[2];
         raw[0] = W::read(codes + s * W::CODES, scales);
@@ -378,9 +379,8 @@ __device__ __forceinline__ void granule_step(uint32_t stage, uint32_t warp_n, ui
 }
 
 template <class W>
-__device__ __forceinline__ void one_tile(const LinearArgs& a, Place at, uint32_t base) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t warp_n = warp % 4, warp_m = warp / 4;
+__device__ __forceinline__ void one_tile(const LinearArgs& a, uint32_t number, uint32_t base) {
+    const Place at = place(a, number);
     const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
 #pragma unroll
     for (int i = 0; i < RING - 1; i++) {
@@ -389,16 +389,15 @@ __device__ __forceinline__ void one_tile(const LinearArgs& a, Place at, uint32_t
     }
     float total[2][8][4] = {};
     float sum[2][8][4] = {};
-    uint32_t split = 0, end = split_first(1, granules);
+    uint32_t split = 1;
     for (uint32_t granule = 0; granule < granules; granule++) {
-        while (granule == end) {  // empty splits add nothing
+        while (granule == split_first(split, granules)) {  // empty splits add nothing
 #pragma unroll
             for (int i = 0; i < 64; i++) {
                 (&total[0][0][0])[i] += (&sum[0][0][0])[i];
                 (&sum[0][0][0])[i] = 0.0f;
             }
             split++;
-            end = split_first(split + 1, granules);
         }
         copy_wait<RING - 2>();
         __syncthreads();  // this stage is whole, and all have left the one before
@@ -406,21 +405,24 @@ __device__ __forceinline__ void one_tile(const LinearArgs& a, Place at, uint32_t
         if (next < granules)
             fetch<W>(a, at, next, granules, base + next % RING * STAGE<W>);
         copy_commit();
-        granule_step<W>(base + granule % RING * STAGE<W>, warp_n, warp_m, sum);
+        granule_step<W>(base + granule % RING * STAGE<W>, sum);
     }
     copy_wait<0>();
     __syncthreads();  // the next tile fills the ring
+    const Place to = place(a, number);
+    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t warp_n = warp % 4, warp_m = warp / 4;
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        const uint32_t row = (at.tile + warp_n * 2 + i) * TILE + lane / 4;
+        const uint32_t row = (to.tile + warp_n * 2 + i) * TILE + lane / 4;
         const float scale = row_scale(a, row), scale_below = row_scale(a, row + 8);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
 #pragma unroll
             for (int c = 0; c < 4; c++) total[i][j][c] += sum[i][j][c];
             finish_four(a, total[i][j], scale, scale_below,
-                        at.m + warp_m * 64 + j * 8 + lane % 4 * 2, row);
+                        to.m + warp_m * 64 + j * 8 + lane % 4 * 2, row);
         }
     }
 }
@@ -432,7 +434,7 @@ __device__ __forceinline__ void product(const LinearArgs& a) {
     wait_for_inputs();
     if (threadIdx.x >= MULTIPLIERS) return;
     for (uint32_t number = blockIdx.x; number < m_blocks(a) * n_blocks(a); number += gridDim.x)
-        one_tile<W>(a, place(a, number), shared_address(shared));
+        one_tile<W>(a, number, shared_address(shared));
 }
 
 #endif

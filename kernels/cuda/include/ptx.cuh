@@ -85,6 +85,13 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
     return r;
 }
 
+// threadIdx.x, in a register of its own.
+__device__ __forceinline__ uint32_t thread_number() {
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
+    return r;
+}
+
 // Blocks of one cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
     uint32_t r;

@@ -34,6 +34,8 @@ void load_matrix4(uint32_t (&r)[4], uint32_t at);
 void load_matrix4_transposed(uint32_t (&r)[4], uint32_t at);
 uint32_t mul_bf16x2(uint32_t a, uint32_t b);
 
+inline uint32_t thread_number() { return threadIdx.x; }
+
 uint32_t cluster_rank();
 void cluster_arrive();
 void cluster_wait();
