@@ -6,9 +6,9 @@ use clap::{Args, Parser, Subcommand};
 use figment::value::{Dict, Value};
 use serde::Serialize;
 
-use crate::{error::EXIT_CODES, quantize::layout::Format};
+use crate::{error::EXIT_CODES, quantize::layout::Format, vllm::VllmFlags};
 
-/// Serves Gemma 4 with multi-token prediction over gRPC.
+/// Serves Gemma 4 with multi-token prediction over gRPC and HTTP.
 #[derive(Debug, Parser)]
 #[command(version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
@@ -23,7 +23,7 @@ pub enum Command {
     /// Serve a checkpoint until a signal ends it.
     ///
     /// When it serves, one line goes to standard output:
-    /// `ready addr=ADDRESS model=NAME fingerprint=HASH`. Logs go to standard error. The first
+    /// `ready addr=ADDRESS model=NAME fingerprint=HASH http=ADDRESS`. Logs go to standard error. The first
     /// SIGTERM or SIGINT lets running generations end, the second ends everything at once.
     #[command(after_help = SERVE_HELP)]
     Serve(ServeArgs),
@@ -105,6 +105,9 @@ pub struct ServeArgs {
     /// The settings.
     #[command(flatten)]
     pub settings: Settings,
+    /// vLLM's flags.
+    #[command(flatten)]
+    pub vllm: VllmFlags,
 }
 
 /// Flags of `brain generate`.
@@ -251,6 +254,29 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grpc_addr: Option<String>,
+    /// Address to serve HTTP on (OpenAI's and Anthropic's API): as --grpc-addr, or none, or auto
+    /// (127.0.0.1:8000 if it is free) [default: auto]. An address that other machines reach needs
+    /// --token-file, --api-key-file or BRAIN_API_KEYS.
+    #[arg(long, value_name = "ADDR|auto|none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub http_addr: Option<String>,
+    /// File with the keys that HTTP requests must carry, one a line, or `sha256:` and the hash of
+    /// one. BRAIN_API_KEYS holds further ones, separated by commas.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_key_file: Option<String>,
+    /// Folder that responses of /v1/responses are stored in; none are without it.
+    #[arg(long, value_name = "DIR")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_dir: Option<String>,
+    /// How long a response stays stored [default: 24h].
+    #[arg(long, value_name = "TIME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub response_lease: Option<String>,
+    /// Origins of pages that may call over HTTP, separated by commas; * is all [default: none].
+    #[arg(long, value_name = "ORIGINS")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cors_origins: Option<String>,
     /// The MTP drafter: auto (the one that belongs to the model), none, or its folder or name
     /// [default: auto].
     #[arg(long, value_name = "auto|none|DIR|NAME")]

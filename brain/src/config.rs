@@ -14,7 +14,12 @@ use figment::{
 use marathon_proto::{net::ListenAddr, telemetry::LogFormat, tls::IdentityFiles};
 use serde::{Deserialize, Serialize};
 
-use crate::{cli::Settings, error::Error, hub::ModelName};
+use crate::{
+    cli::Settings,
+    error::Error,
+    http::{HttpAddr, HttpOptions},
+    hub::ModelName,
+};
 
 /// Every setting as it is written. An empty text is "not set".
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -28,6 +33,16 @@ pub struct Written {
     pub device: String,
     /// Address of the gRPC server.
     pub grpc_addr: String,
+    /// Address of the HTTP server.
+    pub http_addr: String,
+    /// File with API keys.
+    pub api_key_file: PathBuf,
+    /// Folder of stored responses.
+    pub response_dir: PathBuf,
+    /// How long a response stays stored.
+    pub response_lease: String,
+    /// Origins that may call over HTTP.
+    pub cors_origins: String,
     /// Which drafter.
     pub drafter: String,
     /// Drafts per round.
@@ -100,6 +115,11 @@ impl Default for Written {
             served_model_name: String::new(),
             device: "auto".into(),
             grpc_addr: "127.0.0.1:7411".into(),
+            http_addr: "auto".into(),
+            api_key_file: PathBuf::new(),
+            response_dir: PathBuf::new(),
+            response_lease: "24h".into(),
+            cors_origins: String::new(),
             drafter: "auto".into(),
             draft_tokens: Text::Word("auto".into()),
             max_model_len: 0,
@@ -185,6 +205,8 @@ pub struct Config {
     pub device: Device,
     /// Address of the gRPC server.
     pub grpc_addr: ListenAddr,
+    /// The HTTP server.
+    pub http: HttpOptions,
     /// Which assistant drafts.
     pub drafter: Drafter,
     /// Drafts per round.
@@ -254,7 +276,8 @@ impl Loaded {
             figment = figment.merge(Toml::file_exact(path));
         }
         let figment = figment
-            .merge(Env::prefixed("BRAIN_").ignore(&["config"]))
+            // The keys are secrets: they are never printed and are read where they are used.
+            .merge(Env::prefixed("BRAIN_").ignore(&["config", "api_keys"]))
             .merge(Flags(flags.given()));
         let written = figment
             .extract()
@@ -358,6 +381,13 @@ impl Loaded {
             device,
             grpc_addr: ListenAddr::from_str(&written.grpc_addr)
                 .map_err(|error| self.bad("grpc_addr", error.to_string()))?,
+            http: HttpOptions {
+                addr: self.http_addr(&written.http_addr)?,
+                key_file: set(written.api_key_file),
+                response_dir: set(written.response_dir),
+                response_lease: self.time("response_lease", &written.response_lease)?,
+                cors_origins: self.origins(&written.cors_origins)?,
+            },
             drafter,
             draft_tokens: self.draft_tokens(&written.draft_tokens.text())?,
             max_model_len: (written.max_model_len > 0).then_some(written.max_model_len),
@@ -399,6 +429,41 @@ impl Loaded {
             self.bad(field, format!("{text:?} is no folder here, and {error}"))
         })?;
         Ok(Some(name))
+    }
+
+    fn http_addr(&self, text: &str) -> Result<HttpAddr, Error> {
+        match text {
+            "auto" => Ok(HttpAddr::Auto),
+            "none" => Ok(HttpAddr::None),
+            addr => ListenAddr::from_str(addr)
+                .map(HttpAddr::At)
+                .map_err(|error| self.bad("http_addr", error.to_string())),
+        }
+    }
+
+    /// Origins as browsers send them: a scheme, a host and perhaps a port.
+    fn origins(&self, text: &str) -> Result<Vec<String>, Error> {
+        let origins = text
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty());
+        origins
+            .map(|origin| {
+                let host = origin
+                    .strip_prefix("http://")
+                    .or_else(|| origin.strip_prefix("https://"));
+                let plain = host.is_some_and(|host| {
+                    !host.is_empty()
+                        && !host.contains('/')
+                        && host.bytes().all(|b| b.is_ascii_graphic())
+                });
+                if origin == "*" || plain {
+                    return Ok(origin.to_owned());
+                }
+                let what = format!("{origin:?} is no origin: write https://HOST or *");
+                Err(self.bad("cors_origins", what))
+            })
+            .collect()
     }
 
     fn draft_tokens(&self, text: &str) -> Result<DraftTokens, Error> {

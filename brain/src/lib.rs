@@ -1,6 +1,6 @@
 //! `brain`: the daemon that owns the device and serves Gemma 4 with MTP speculative decoding.
 //!
-//! Data flows one way: a front end (`grpc`) lowers a request through `serving` and `text` into tokens, the
+//! Data flows one way: a front end (`grpc`, `http`) lowers a request through `serving` and `text` into tokens, the
 //! `engine` thread asks the pure `sched` what to compute next, a `backend` computes it over the
 //! `model`, and the tokens go into the generation's log, over which every stream is a cursor.
 
@@ -13,6 +13,7 @@ pub mod demo;
 pub mod engine;
 pub mod error;
 pub mod grpc;
+pub mod http;
 pub mod hub;
 pub mod inspect;
 mod memory;
@@ -25,3 +26,4 @@ pub mod serving;
 pub mod size;
 pub mod snapshot;
 pub mod text;
+pub mod vllm;

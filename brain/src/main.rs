@@ -31,6 +31,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: &ServeArgs) -> Result<(), Error> {
+    args.vllm.check()?;
     let loaded = Loaded::new(args.config.as_deref(), &args.settings)?;
     let config = loaded.check()?;
     if args.print_config {

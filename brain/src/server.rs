@@ -1,6 +1,7 @@
 //! `brain serve`: bring-up, readiness, drain. The only file that knows everything.
 //!
-//! The port is bound before anything is loaded, so that a taken one is an error at once. Signals
+//! The ports are bound before anything is loaded, so that a taken one is an error at once; HTTP answers while
+//! the model loads. Signals
 //! are heard from the beginning. At the end running generations get the drain time; what is left
 //! then is ended with a reason that tells clients to ask again.
 
@@ -16,6 +17,7 @@ use marathon_proto::{
     tls,
 };
 use sd_notify::NotifyState;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{service::interceptor::InterceptedService, transport::server::Router};
 
@@ -25,6 +27,7 @@ use crate::{
     engine::Health,
     error::Error,
     grpc::{BrainService, health},
+    http::{self, HttpError, HttpServer},
     metrics,
     serving::Serving,
 };
@@ -76,19 +79,84 @@ async fn run(config: Config) -> Result<(), Error> {
         .check_exposure(token.is_some())
         .map_err(address)?;
     let listener = config.grpc_addr.bind().await.map_err(address)?;
+    let tasks = Tasks::new(shutdown.clone());
+    let closing = CancellationToken::new();
+    let http = start_http(&config, token.clone(), &shutdown, &tasks, &closing).await?;
 
     let Some(serving) = load(&config, &shutdown).await? else {
         return Ok(());
     };
+    if let Some(http) = &http {
+        http.model.send_replace(Some(serving.clone()));
+    }
     let mut server = net::server();
     if let Some(tls) = tls {
         server = server
             .tls_config(tls)
             .map_err(|error| Error::Usage(format!("TLS cannot be set up: {error}")))?;
     }
-    let tasks = Tasks::new(shutdown.clone());
     let router = router(server, &serving, token, &shutdown, &tasks)?;
-    start(router, listener, &serving, &tasks, &shutdown, config.drain).await
+    let front = Front {
+        router,
+        listener,
+        http_addr: http.map(|http| http.addr),
+        closing,
+    };
+    start(front, &serving, &tasks, &shutdown, config.drain).await
+}
+
+/// The HTTP server while the model loads.
+struct Http {
+    addr: String,
+    model: watch::Sender<Option<Serving>>,
+}
+
+/// Serves HTTP from now on; requests wait for the model.
+async fn start_http(
+    config: &Config,
+    token: Option<Token>,
+    shutdown: &Shutdown,
+    tasks: &Tasks,
+    closing: &CancellationToken,
+) -> Result<Option<Http>, Error> {
+    let tls = config
+        .identity
+        .as_ref()
+        .map(|identity| tls::http_server(identity, config.client_ca.as_deref()))
+        .transpose()
+        .map_err(|error| Error::Usage(error.to_string()))?;
+    let setup = http::Setup {
+        token,
+        environment_keys: std::env::var("BRAIN_API_KEYS").ok(),
+        tls,
+        model_name: config.name.clone(),
+        ending: shutdown.graceful().clone(),
+    };
+    let server = HttpServer::bind(&config.http, setup)
+        .await
+        .map_err(|error| match error {
+            HttpError::Keys(error) => Error::Usage(error.to_string()),
+            error @ HttpError::Store { .. } => Error::Usage(error.to_string()),
+            HttpError::Listen(error) => Error::Address(error.to_string()),
+        })?;
+    let Some(server) = server else {
+        return Ok(None);
+    };
+    let addr = server
+        .local_addr()
+        .map_or_else(String::new, |addr| addr.to_string());
+    let model = server.model();
+    tasks.spawn("http", Kind::Essential, server.serve(closing.clone()));
+    tracing::info!(%addr, "HTTP is served");
+    Ok(Some(Http { addr, model }))
+}
+
+/// What is served where.
+struct Front {
+    router: Router,
+    listener: Listener,
+    http_addr: Option<String>,
+    closing: CancellationToken,
 }
 
 /// Loads in the background so that a signal ends it; `None` after a signal.
@@ -155,17 +223,21 @@ fn router(
 }
 
 async fn start(
-    router: Router,
-    listener: Listener,
+    front: Front,
     serving: &Serving,
     tasks: &Tasks,
     shutdown: &Shutdown,
     drain: Duration,
 ) -> Result<(), Error> {
+    let Front {
+        router,
+        listener,
+        http_addr,
+        closing,
+    } = front;
     let addr = listener
         .local_addr()
         .map_err(|error| Error::Address(format!("the address is not known: {error}")))?;
-    let closing = CancellationToken::new();
     let until = closing.clone().cancelled_owned();
     tasks.spawn("grpc", Kind::Essential, async move {
         if let Err(error) = router
@@ -175,8 +247,9 @@ async fn start(
             tracing::error!(%error, "the gRPC server failed");
         }
     });
+    let http = http_addr.map_or_else(String::new, |addr| format!(" http={addr}"));
     announce(&format!(
-        "ready addr={addr} model={} fingerprint={}",
+        "ready addr={addr} model={} fingerprint={}{http}",
         serving.facts.name, serving.facts.fingerprint
     ));
     notify(&[NotifyState::Ready]);

@@ -101,6 +101,11 @@ impl Token {
         self.0.as_bytes().ct_eq(candidate).into()
     }
 
+    /// What `hash` makes of this token's bytes, for a server that keeps hashes alone.
+    pub fn hashed<T>(&self, hash: impl FnOnce(&[u8]) -> T) -> T {
+        hash(self.0.as_bytes())
+    }
+
     /// The header value that carries this token, marked sensitive so that HTTP/2 never indexes it.
     fn header(&self) -> Result<MetadataValue<Ascii>, Status> {
         let mut value: MetadataValue<Ascii> = format!("{SCHEME}{}", self.0)

@@ -7,8 +7,14 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    server::WebPkiClientVerifier,
+};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
 
 /// Why TLS could not be set up. Every message names the file.
@@ -100,6 +106,56 @@ pub fn server(
     Ok(config)
 }
 
+/// The same for a server of HTTP: HTTP/1.1 and HTTP/2 over TLS.
+///
+/// # Errors
+/// [`TlsError`] when a file is unreadable or holds nothing usable.
+pub fn http_server(
+    identity: &IdentityFiles,
+    client_ca: Option<&Path>,
+) -> Result<Arc<rustls::ServerConfig>, TlsError> {
+    let mut files = identity.names();
+    if let Some(ca) = client_ca {
+        files = format!("{files} and {}", ca.display());
+    }
+    let unusable = |problem: String| TlsError::Unusable {
+        files: files.clone(),
+        problem,
+    };
+    let certificates = |pem: &[u8]| {
+        CertificateDer::pem_slice_iter(pem)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| unusable(error.to_string()))
+    };
+    let chain = certificates(&read("certificate", &identity.cert)?)?;
+    let key = PrivateKeyDer::from_pem_slice(&read("private key", &identity.key)?)
+        .map_err(|error| unusable(error.to_string()))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ServerConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| unusable(error.to_string()))?;
+    let builder = match client_ca {
+        None => builder.with_no_client_auth(),
+        Some(ca) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(authority(ca)?.as_ref())? {
+                roots
+                    .add(certificate)
+                    .map_err(|error| unusable(error.to_string()))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .build()
+                .map_err(|error| unusable(error.to_string()))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder
+        .with_single_cert(chain, key)
+        .map_err(|error| unusable(error.to_string()))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
 /// The authority a client trusts, and what it presents itself.
 ///
 /// # Errors
@@ -178,6 +234,7 @@ pub(crate) mod tests {
         let dir = TempDir::new().unwrap();
         let files = localhost_identity(&dir);
         server(&files, Some(&files.cert)).unwrap();
+        http_server(&files, Some(&files.cert)).unwrap();
         client(&files.cert, Some(&files), Some("localhost")).unwrap();
     }
 
@@ -217,6 +274,15 @@ pub(crate) mod tests {
             )
             .err(),
             server(&files, Some(&junk)).err(),
+            http_server(&files, Some(&junk)).err(),
+            http_server(
+                &IdentityFiles {
+                    cert: junk.clone(),
+                    ..files.clone()
+                },
+                None,
+            )
+            .err(),
             client(&junk, None, None).err(),
         ];
         for error in cases {

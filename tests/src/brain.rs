@@ -17,6 +17,8 @@ pub struct BrainOptions {
     pub flags: Vec<String>,
     /// The token file that server and client share.
     pub token_file: Option<PathBuf>,
+    /// Serve HTTP too.
+    pub http: bool,
 }
 
 impl BrainOptions {
@@ -30,6 +32,7 @@ impl BrainOptions {
                 .map(|flag| (*flag).to_owned())
                 .collect(),
             token_file: None,
+            http: false,
         }
     }
 }
@@ -40,6 +43,8 @@ pub struct Brain {
     pub program: Program,
     /// `IP:PORT`.
     pub addr: String,
+    /// `http://IP:PORT`; empty without HTTP.
+    pub http: String,
     /// What it serves.
     pub fingerprint: String,
     options: BrainOptions,
@@ -50,7 +55,8 @@ impl Brain {
     pub fn start(options: BrainOptions) -> Self {
         let mut command = command("brain");
         command
-            .args(["serve", "--grpc-addr", "127.0.0.1:0"])
+            .args(["serve", "--grpc-addr", "127.0.0.1:0", "--http-addr"])
+            .arg(if options.http { "127.0.0.1:0" } else { "none" })
             .args(&options.flags);
         if let Some(file) = &options.token_file {
             command.arg("--token-file").arg(file);
@@ -59,16 +65,20 @@ impl Brain {
         let ready = program.wait_for("ready line", |line| {
             line.starts_with("ready ").then(|| line.to_owned())
         });
-        let field = |name: &str| {
+        let find = |name: &str| {
             ready
                 .split(' ')
                 .find_map(|word| word.strip_prefix(&format!("{name}=")))
+        };
+        let field = |name: &str| {
+            find(name)
                 .unwrap_or_else(|| panic!("`{ready}` has no {name}"))
                 .to_owned()
         };
         Self {
             program,
             addr: field("addr"),
+            http: find("http").map_or_else(String::new, |addr| format!("http://{addr}")),
             fingerprint: field("fingerprint"),
             options,
         }

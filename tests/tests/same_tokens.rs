@@ -21,7 +21,7 @@ fn demo(flags: &[&str]) -> Brain {
             .chain(flags)
             .map(|flag| (*flag).to_owned())
             .collect(),
-        token_file: None,
+        ..BrainOptions::default()
     })
 }
 

@@ -25,7 +25,7 @@ fn demo(folder: Option<&Path>, flags: &[&str]) -> Brain {
             .chain(flags.iter().copied())
             .map(str::to_owned)
             .collect(),
-        token_file: None,
+        ..BrainOptions::default()
     })
 }
 

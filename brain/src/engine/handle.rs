@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -15,6 +15,7 @@ use super::{
     clock::Clock,
     error::{EngineError, Health},
     generation::{Cursor, Generation, Started},
+    observer::Observer,
     persist::Persister,
     registry::Registry,
     saver::{Saver, Storage},
@@ -98,11 +99,17 @@ pub(super) struct Shared {
     stats: Mutex<Stats>,
     pub(super) pulse: Pulse,
     draining: AtomicBool,
+    observer: OnceLock<Arc<dyn Observer>>,
 }
 
 impl Shared {
     pub(super) fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Who hears what the engine does, if anybody does.
+    pub(super) fn observer(&self) -> Option<&dyn Observer> {
+        self.observer.get().map(|observer| &**observer)
     }
 
     pub(super) fn set_stats(&self, stats: Stats) {
@@ -150,6 +157,7 @@ impl Engine {
             stats: Mutex::new(scheduler.stats()),
             pulse: Pulse::new(),
             draining: AtomicBool::new(false),
+            observer: OnceLock::new(),
         });
         let (commands, inbox) = mpsc::channel();
         let engine = Self {
@@ -283,6 +291,12 @@ impl Engine {
             generations: self.shared.registry().len(),
             uptime: self.shared.clock.now(),
         }
+    }
+
+    /// Lets somebody hear of rounds and ends from now on; only the first one that asks.
+    pub fn observe(&self, observer: Arc<dyn Observer>) {
+        // A second observer would count everything twice.
+        let _ = self.shared.observer.set(observer);
     }
 
     /// Whether the engine gets on. Does not wait for it.

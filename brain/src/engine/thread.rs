@@ -307,6 +307,9 @@ impl EngineThread {
                 } => {
                     self.strikes.remove(&seq);
                     if let Some(generation) = self.by_seq.get(&seq) {
+                        if let Some(observer) = self.shared.observer() {
+                            observer.round(tokens.len(), drafted, accepted);
+                        }
                         generation.append(tokens, drafted, accepted);
                     }
                 }
@@ -319,6 +322,9 @@ impl EngineThread {
     fn finish(&mut self, now: Duration, seq: SeqId, outcome: Outcome) {
         self.strikes.remove(&seq);
         if let Some(generation) = self.by_seq.remove(&seq) {
+            if let Some(observer) = self.shared.observer() {
+                observer.finished(&outcome);
+            }
             generation.finish(now, outcome);
             // Its lease begins.
             self.next_sweep = self

@@ -60,6 +60,7 @@ pub(super) fn lower(
     let mut request = Request {
         draft: resolved.draft,
         run_id: spec.run_id,
+        cache_salt: cache_salt(spec.cache_salt)?,
         received: spec.received_tokens,
         stop_strings: resolved.stops,
         note: note_of(&tools),
@@ -106,6 +107,20 @@ pub(crate) fn revive(text: &TextModel, request: &mut Request) {
     });
     let schemas: Arc<Schemas> = schemas(&tools.collect::<Vec<_>>());
     request.reading = Some(schemas);
+}
+
+/// Bytes of a salt, at most.
+const MAX_SALT: usize = 128;
+
+fn cache_salt(salt: String) -> Result<String, Problem> {
+    if salt.len() <= MAX_SALT {
+        return Ok(salt);
+    }
+    let message = format!(
+        "cache_salt has {} bytes, at most {MAX_SALT} fit",
+        salt.len()
+    );
+    Err(Problem::invalid("spec.cache_salt", message))
 }
 
 /// The prompt's tokens, its tools, and whether it was given as tokens.

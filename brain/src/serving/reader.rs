@@ -36,6 +36,10 @@ pub struct Ending {
     pub outcome: Outcome,
     /// The whole turn, tokens before the reader's first index included.
     pub turn: ParsedTurn,
+    /// Tokens of thoughts.
+    pub reasoning_tokens: usize,
+    /// The stop string that ended it, if one did.
+    pub stop_string: Option<String>,
 }
 
 /// What a reader gives out.
@@ -56,6 +60,7 @@ pub struct Reader {
     /// Tokens read.
     read: usize,
     ready: VecDeque<Read>,
+    one_by_one: bool,
 }
 
 impl Reader {
@@ -67,7 +72,14 @@ impl Reader {
             from,
             read: 0,
             ready: VecDeque::new(),
+            one_by_one: false,
         }
+    }
+
+    /// From now on gives out one token at a time, however many a round had: what is given out is
+    /// then a function of the tokens alone.
+    pub fn one_by_one(&mut self) {
+        self.one_by_one = true;
     }
 
     /// What comes next; `None` behind the end. Dropping the future loses nothing.
@@ -98,6 +110,19 @@ impl Reader {
         if rest.is_empty() {
             return;
         }
+        if self.one_by_one {
+            for (number, token) in rest.into_iter().enumerate() {
+                let tokens = vec![token];
+                let delta = self.push(&tokens);
+                self.ready.push_back(Read::Tokens(Round {
+                    index: index + skipped + number,
+                    tokens,
+                    delta,
+                    ..Round::default()
+                }));
+            }
+            return;
+        }
         let delta = self.push(&rest);
         let whole = skipped == 0;
         self.ready.push_back(Read::Tokens(Round {
@@ -121,6 +146,8 @@ impl Reader {
         self.ready.push_back(Read::Finished(Ending {
             outcome,
             turn: self.text.turn().clone(),
+            reasoning_tokens: self.text.reasoning_tokens(),
+            stop_string: self.text.stop_string().map(str::to_owned),
         }));
     }
 

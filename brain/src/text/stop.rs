@@ -14,7 +14,8 @@ pub struct StopFinder {
     matched: Vec<usize>,
     /// Text that may be the beginning of a stop string.
     held: String,
-    stopped: bool,
+    /// The pattern that ended the text.
+    found: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -65,14 +66,14 @@ impl StopFinder {
             matched: vec![0; patterns.len()],
             patterns,
             held: String::new(),
-            stopped: false,
+            found: None,
         }
     }
 
     /// Adds text and appends to `out` what is certainly shown. True once a stop string is
     /// complete; then nothing more is ever shown.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
-        if self.stopped {
+        if self.stopped() {
             return true;
         }
         if self.patterns.is_empty() {
@@ -83,17 +84,18 @@ impl StopFinder {
         self.held.push_str(text);
         for (index, byte) in text.bytes().enumerate() {
             let mut longest = 0;
-            for (pattern, matched) in self.patterns.iter().zip(&mut self.matched) {
+            let patterns = self.patterns.iter().zip(&mut self.matched);
+            for (number, (pattern, matched)) in patterns.enumerate() {
                 *matched = pattern.advance(*matched, byte);
-                if *matched == pattern.bytes.len() {
-                    longest = longest.max(*matched);
+                if *matched == pattern.bytes.len() && *matched > longest {
+                    longest = *matched;
+                    self.found = Some(number);
                 }
             }
             if longest > 0 {
                 let start = before + index + 1 - longest;
                 out.push_str(&self.held[..start]);
                 self.held.clear();
-                self.stopped = true;
                 return true;
             }
         }
@@ -106,7 +108,7 @@ impl StopFinder {
 
     /// The text is interrupted here (a special token) or ends: shows what was held back.
     pub fn flush(&mut self, out: &mut String) {
-        if !self.stopped {
+        if !self.stopped() {
             out.push_str(&self.held);
         }
         self.held.clear();
@@ -115,7 +117,12 @@ impl StopFinder {
 
     /// A stop string was complete.
     pub fn stopped(&self) -> bool {
-        self.stopped
+        self.found.is_some()
+    }
+
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        std::str::from_utf8(&self.patterns[self.found?].bytes).ok()
     }
 }
 
@@ -146,6 +153,16 @@ mod tests {
         assert_eq!(run(&["bc", "abc"], "xabc", 1), ("x".into(), true));
         assert_eq!(run(&["é!"], "caf\u{e9}\u{e9}!", 1), ("café".into(), true));
         assert_eq!(run(&["END", ""], "EN", 1), ("EN".into(), false));
+    }
+
+    #[test]
+    fn the_stop_string_that_ended_the_text_is_told() {
+        let stops = ["x".to_owned(), "END".to_owned(), "AND END".to_owned()];
+        let mut finder = StopFinder::new(&stops);
+        finder.push("this AND EN", &mut String::new());
+        assert_eq!(finder.stop_string(), None);
+        finder.push("D x", &mut String::new());
+        assert_eq!(finder.stop_string(), Some("AND END"));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::{
     conversation::Tool,
+    markers::Markers,
     schema::Schema,
     tokenizer::{TokenText, Tokenizer},
     turn::{ParsedTurn, Start, TurnEvent, TurnParser},
@@ -45,12 +46,14 @@ pub struct TurnStream {
     stop_tokens: Vec<TokenId>,
     tokenizer: Arc<Tokenizer>,
     turn: ParsedTurn,
+    thoughts: ThoughtCounter,
 }
 
 impl TurnStream {
     /// At the start of a generation.
     pub fn new(tokenizer: Arc<Tokenizer>, options: StreamOptions) -> Self {
         Self {
+            thoughts: ThoughtCounter::new(tokenizer.markers(), options.start),
             visible: VisibleText::new(tokenizer.clone(), &options.stop_strings, options.min_tokens),
             parser: TurnParser::new(*tokenizer.markers(), options.start, options.schemas),
             stop_tokens: options.stop_tokens,
@@ -61,6 +64,7 @@ impl TurnStream {
 
     /// Takes the next tokens.
     pub fn push(&mut self, tokens: &[TokenId]) -> Delta {
+        tokens.iter().for_each(|&token| self.thoughts.take(token));
         self.collect(|visible, tokenizer, stop_tokens, emit| {
             for &token in tokens {
                 let is_text = matches!(tokenizer.token(token), TokenText::Bytes(_));
@@ -84,6 +88,16 @@ impl TurnStream {
     /// The turn so far.
     pub fn turn(&self) -> &ParsedTurn {
         &self.turn
+    }
+
+    /// Tokens of thoughts so far, their markers included.
+    pub fn reasoning_tokens(&self) -> usize {
+        self.thoughts.count
+    }
+
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.visible.stop_string()
     }
 
     fn collect(
@@ -110,6 +124,31 @@ impl TurnStream {
     }
 }
 
+/// Counts the tokens between the markers of a thought, the markers included.
+struct ThoughtCounter {
+    open: TokenId,
+    close: TokenId,
+    inside: bool,
+    count: usize,
+}
+
+impl ThoughtCounter {
+    fn new(markers: &Markers, start: Start) -> Self {
+        Self {
+            open: markers.channel_open,
+            close: markers.channel_close,
+            inside: matches!(start, Start::Thought { .. }),
+            count: 0,
+        }
+    }
+
+    fn take(&mut self, token: TokenId) {
+        self.inside |= token == self.open;
+        self.count += usize::from(self.inside);
+        self.inside &= token != self.close;
+    }
+}
+
 /// Schemas of tools by name; a tool whose schema cannot be used has none.
 pub fn schemas(tools: &[Tool]) -> Arc<HashMap<String, Arc<Schema>>> {
     let by_name = tools
@@ -127,7 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::text::{markers::Markers, testing::tokenizer};
+    use crate::text::testing::tokenizer;
 
     /// Deltas of one kind that follow each other are one.
     fn merged(events: Vec<TurnEvent>) -> Vec<TurnEvent> {
@@ -210,5 +249,19 @@ mod tests {
             whole.1.iter().for_each(|event| turn.apply(event));
             prop_assert_eq!(turn, whole.2);
         }
+    }
+
+    #[test]
+    fn the_tokens_of_a_thought_are_counted_with_their_markers() {
+        let mut counter = ThoughtCounter {
+            open: 1,
+            close: 2,
+            inside: false,
+            count: 0,
+        };
+        for token in [5, 1, 6, 7, 2, 8, 2, 9] {
+            counter.take(token);
+        }
+        assert_eq!(counter.count, 4);
     }
 }

@@ -73,6 +73,11 @@ impl VisibleText {
         self.finder.stopped()
     }
 
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.finder.stop_string()
+    }
+
     fn show(&mut self, emit: &mut dyn FnMut(Piece<'_>)) {
         if self.unchecked > 0 {
             self.shown.push_str(&self.decoded);

@@ -215,6 +215,7 @@ impl BrainClient {
                 received_tokens: spec.received.clone(),
                 expected_fingerprint: spec.fingerprint.clone(),
                 logprobs: 0,
+                cache_salt: String::new(),
             }),
             from_index,
         };

@@ -126,6 +126,8 @@ impl BrainProgram {
     pub fn start(&self, life: u32, heard: &Sender<Heard>) -> io::Result<Process> {
         let mut command = clean(&self.program);
         command.args(["serve", "--model", "demo", "--grpc-addr", &self.address]);
+        // The demo's brain is nobody else's.
+        command.args(["--http-addr", "none"]);
         if !self.drafter {
             command.args(["--drafter", "none", "--draft-tokens", "off"]);
         }

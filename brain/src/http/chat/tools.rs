@@ -1,0 +1,161 @@
+//! Tools and whether the model may call them.
+
+use marathon_proto::brain as pb;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::super::error::ApiError;
+
+/// Tools of one request, at most.
+const MAX_TOOLS: usize = 1024;
+
+#[derive(Debug, Deserialize)]
+pub(in super::super) struct ChatTool {
+    #[serde(rename = "type")]
+    kind: String,
+    function: Option<Function>,
+}
+
+/// A function that the model may call.
+#[derive(Debug, Deserialize)]
+pub(in super::super) struct Function {
+    pub(in super::super) name: String,
+    pub(in super::super) description: Option<String>,
+    pub(in super::super) parameters: Option<Map<String, Value>>,
+    pub(in super::super) strict: Option<bool>,
+}
+
+/// Whether calls are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum ToolChoice {
+    /// As the model thinks fit.
+    Auto,
+    /// Not at all.
+    None,
+}
+
+const NO_FORCE: &str = "a call cannot be forced: give `auto` or `none`";
+
+impl ToolChoice {
+    /// Reads `tool_choice`.
+    pub(in super::super) fn parse(value: Option<&Value>) -> Result<Self, ApiError> {
+        match value {
+            None => Ok(Self::Auto),
+            Some(Value::String(word)) => match word.as_str() {
+                "auto" => Ok(Self::Auto),
+                "none" => Ok(Self::None),
+                "required" | "any" => Err(ApiError::unsupported("tool_choice", NO_FORCE)),
+                other => {
+                    let what = format!("`tool_choice` is {other:.60?}: give `auto` or `none`");
+                    Err(ApiError::invalid("tool_choice", what))
+                }
+            },
+            Some(_) => Err(ApiError::unsupported("tool_choice", NO_FORCE)),
+        }
+    }
+}
+
+/// The contract's tools.
+pub(in super::super) fn lower(tools: Vec<ChatTool>) -> Result<Vec<pb::Tool>, ApiError> {
+    if tools.len() > MAX_TOOLS {
+        let message = format!(
+            "`tools` has {} entries, at most {MAX_TOOLS} are taken",
+            tools.len()
+        );
+        return Err(ApiError::invalid("tools", message));
+    }
+    tools
+        .into_iter()
+        .enumerate()
+        .map(|(index, tool)| {
+            let at = format!("tools[{index}]");
+            match (tool.kind.as_str(), tool.function) {
+                ("function", Some(function)) => self::function(&format!("{at}.function"), function),
+                ("function", None) => {
+                    let path = format!("{at}.function");
+                    let what = format!("`{path}` is missing");
+                    Err(ApiError::invalid(path, what))
+                }
+                (other, _) => {
+                    let what = format!("{other:.60?} tools are not known, only functions are");
+                    Err(ApiError::unsupported(format!("{at}.type"), &what))
+                }
+            }
+        })
+        .collect()
+}
+
+/// One function as a tool of the contract; `at` is its path.
+pub(in super::super) fn function(at: &str, function: Function) -> Result<pb::Tool, ApiError> {
+    if function.strict == Some(true) {
+        let why = "arguments cannot be constrained to the schema: leave it out or give false";
+        return Err(ApiError::unsupported(format!("{at}.strict"), why));
+    }
+    crate::text::conversation::check_name(&format!("`{at}`"), &function.name)
+        .map_err(|error| ApiError::invalid(format!("{at}.name"), error.to_string()))?;
+    let parameters_json = function
+        .parameters
+        .filter(|parameters| !parameters.is_empty())
+        .map(|parameters| Value::Object(parameters).to_string())
+        .unwrap_or_default();
+    Ok(pb::Tool {
+        name: function.name,
+        description: function.description.unwrap_or_default(),
+        parameters_json,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn lowered(tools: Value) -> Result<Vec<pb::Tool>, ApiError> {
+        lower(serde_json::from_value(tools).unwrap())
+    }
+
+    #[test]
+    fn functions_become_tools() {
+        let tools = lowered(json!([
+            {"type": "function", "function": {"name": "ls", "description": "Lists", "strict": false,
+             "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}},
+            {"type": "function", "function": {"name": "now", "parameters": {}}},
+        ]))
+        .unwrap();
+        assert_eq!(tools[0].name, "ls");
+        assert!(tools[0].parameters_json.starts_with("{\"type\":\"object\""));
+        assert_eq!(tools[1].parameters_json, "");
+    }
+
+    #[test]
+    fn what_cannot_be_promised_is_refused_with_its_path() {
+        for (tools, path) in [
+            (
+                json!([{"type": "function", "function": {"name": "f", "strict": true}}]),
+                "tools[0].function.strict",
+            ),
+            (json!([{"type": "web_search"}]), "tools[0].type"),
+            (json!([{"type": "function"}]), "tools[0].function"),
+            (
+                json!([{"type": "function", "function": {"name": "a b"}}]),
+                "tools[0].function.name",
+            ),
+        ] {
+            assert_eq!(lowered(tools).unwrap_err().param.as_deref(), Some(path));
+        }
+        for choice in [
+            json!("required"),
+            json!({"type": "function", "function": {"name": "f"}}),
+            json!("x"),
+        ] {
+            let error = ToolChoice::parse(Some(&choice)).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some("tool_choice"));
+        }
+        assert_eq!(
+            ToolChoice::parse(Some(&json!("none"))),
+            Ok(ToolChoice::None)
+        );
+        assert_eq!(ToolChoice::parse(None), Ok(ToolChoice::Auto));
+    }
+}

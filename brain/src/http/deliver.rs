@@ -1,0 +1,125 @@
+//! How an answer is delivered: fields and headers that several endpoints share.
+
+use axum::http::HeaderMap;
+use serde::Deserialize;
+
+use super::{body::Body, error::ApiError, identity::RequestId, keys::Owner};
+
+/// Fields of delivery, alike on several endpoints.
+#[derive(Debug, Default, Deserialize)]
+pub(super) struct Delivery {
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    return_token_ids: Option<bool>,
+    request_id: Option<String>,
+    resumable: Option<bool>,
+    prompt_cache_key: Option<String>,
+    cache_salt: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
+}
+
+/// How an answer is delivered.
+#[derive(Clone, Debug)]
+pub(super) struct Deliver {
+    pub(super) id: RequestId,
+    pub(super) stream: bool,
+    pub(super) include_usage: bool,
+    pub(super) running_usage: bool,
+    pub(super) token_ids: bool,
+    pub(super) resumable: bool,
+    /// First token wanted.
+    pub(super) from: usize,
+    /// Requests of one session belong to one run.
+    session: Option<String>,
+    cache_salt: String,
+}
+
+impl Deliver {
+    /// Reads the fields and headers; `given` is the request's id unless the body has one.
+    pub(super) fn parse(
+        body: &Body,
+        headers: &HeaderMap,
+        given: RequestId,
+        n: usize,
+    ) -> Result<Self, ApiError> {
+        let fields: Delivery = body.view()?;
+        let id = match fields.request_id {
+            None => given,
+            Some(text) => RequestId::parse(&text).ok_or_else(|| {
+                let what = "`request_id` is 1 to 80 characters of letters, digits and . _ -";
+                ApiError::invalid("request_id", what)
+            })?,
+        };
+        let stream = fields.stream.unwrap_or(false);
+        let options = fields.stream_options.unwrap_or_default();
+        let after = last_event(headers)?;
+        let resumable = fields.resumable.unwrap_or(false) || after.is_some();
+        if resumable && n > 1 {
+            return Err(ApiError::unsupported("resumable", "only with one choice"));
+        }
+        Ok(Self {
+            id,
+            stream,
+            include_usage: options.include_usage.unwrap_or(false),
+            running_usage: options.continuous_usage_stats.unwrap_or(false),
+            token_ids: fields.return_token_ids.unwrap_or(false),
+            resumable,
+            from: after.map_or(0, |last| last + 1),
+            cache_salt: fields.cache_salt.unwrap_or_default(),
+            session: fields.prompt_cache_key.or_else(|| session(headers)),
+        })
+    }
+
+    /// What separates the caches of keys, and those of a key's own salts.
+    pub(super) fn cache_salt(&self, owner: &Owner) -> String {
+        match (owner == &Owner::anyone(), self.cache_salt.as_str()) {
+            (true, "") => String::new(),
+            (_, salt) => {
+                // Of any length and content.
+                let hash = blake3::hash(salt.as_bytes()).to_hex();
+                format!("{}/{}", owner.name(), &hash[..32])
+            }
+        }
+    }
+
+    /// Names the run that the request belongs to, for fairness and the cache; may be empty.
+    pub(super) fn run_id(&self, owner: &Owner) -> String {
+        let Some(session) = &self.session else {
+            return String::new();
+        };
+        // Of any length and content, and another owner's is another run.
+        let hash = blake3::hash(session.as_bytes()).to_hex();
+        format!("{}/{}", owner.name(), &hash[..32])
+    }
+}
+
+/// Index of the last token that the client has, from `Last-Event-ID`.
+fn last_event(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
+    let Some(value) = headers.get("last-event-id") else {
+        return Ok(None);
+    };
+    let index = value
+        .to_str()
+        .ok()
+        .and_then(|text| text.parse::<u32>().ok());
+    index.map(|index| Some(index as usize)).ok_or_else(|| {
+        let what = "the header is the index of the last token received";
+        ApiError::invalid("Last-Event-ID", what)
+    })
+}
+
+fn session(headers: &HeaderMap) -> Option<String> {
+    [
+        "x-session-id",
+        "x-session-affinity",
+        "session-id",
+        "session_id",
+    ]
+    .into_iter()
+    .find_map(|name| Some(headers.get(name)?.to_str().ok()?.to_owned()))
+}

@@ -1,0 +1,190 @@
+//! What a request generates: one or several choices, cancelled with the request unless it is
+//! resumable.
+
+use std::sync::Arc;
+
+use futures::future::try_join_all;
+use marathon_proto::brain as pb;
+
+use super::{
+    error::ApiError,
+    identity::{RequestId, generation_id},
+    keys::Owner,
+};
+use crate::{
+    engine::Engine,
+    sched::{request::FinishReason, types::TokenId},
+    serving::{Ending, Opened, Read, Reader, Round, Serving},
+};
+
+/// Choices of one request, at most.
+pub(super) const MAX_CHOICES: usize = 16;
+
+/// What is asked of the engine.
+#[derive(Clone, Debug)]
+pub(super) struct Ask {
+    /// The id that the client sees.
+    pub(super) shown_id: String,
+    /// One for each prompt.
+    pub(super) specs: Vec<pb::GenerationSpec>,
+    /// How many choices for each.
+    pub(super) n: usize,
+    /// First token wanted.
+    pub(super) from: usize,
+    /// Goes on when the client goes away.
+    pub(super) resumable: bool,
+}
+
+/// One choice that is being generated.
+pub(super) struct Choice {
+    pub(super) index: usize,
+    pub(super) prompt: Arc<[TokenId]>,
+    reader: Reader,
+    guard: Guard,
+}
+
+/// Cancels a generation whose reader went away before its end.
+struct Guard {
+    engine: Engine,
+    id: String,
+    armed: bool,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.armed {
+            self.engine.cancel(&self.id);
+        }
+    }
+}
+
+/// Starts every choice, or attaches to it.
+///
+/// # Errors
+/// What is wrong with the request, or why the engine does not take it; then nothing is left
+/// running.
+pub(super) async fn start(
+    serving: &Serving,
+    owner: &Owner,
+    ask: &Ask,
+) -> Result<Vec<Choice>, ApiError> {
+    let choices = (0..ask.specs.len() * ask.n).map(|index| async move {
+        // An id that a client happens to use twice names two generations, unless it is meant to
+        // find the first one again.
+        let id = match ask.resumable {
+            true => generation_id(owner, &ask.shown_id, index),
+            false => generation_id(owner, RequestId::random().text(), index),
+        };
+        let spec = with_seed(ask.specs[index / ask.n].clone(), index % ask.n);
+        let opened = serving
+            .open(&id, Some(spec), ask.from)
+            .await
+            .map_err(|problem| ApiError::from_problem(problem, serving.engine.max_len()))?;
+        Ok(Choice::new(serving, index, id, opened, ask.resumable))
+    });
+    try_join_all(choices).await
+}
+
+/// Why a generation broke off, if it did.
+pub(super) fn failure(ending: &Ending) -> Option<ApiError> {
+    match &ending.outcome.reason {
+        FinishReason::Failed(why) => Some(ApiError::broken_off(why)),
+        _ => None,
+    }
+}
+
+/// Choices of one seed differ: each has a seed made of the request's and its number.
+fn with_seed(mut spec: pb::GenerationSpec, index: usize) -> pb::GenerationSpec {
+    if index > 0
+        && let Some(seed) = spec
+            .sampling
+            .as_mut()
+            .and_then(|sampling| sampling.seed.as_mut())
+    {
+        let mut words = seed.to_le_bytes().to_vec();
+        words.extend((index as u64).to_le_bytes());
+        let hash = blake3::derive_key("marathon brain seed of a choice 1", &words);
+        *seed = hash[..8]
+            .iter()
+            .rev()
+            .fold(0, |word, &byte| word << 8 | u64::from(byte));
+    }
+    spec
+}
+
+impl Choice {
+    fn new(serving: &Serving, index: usize, id: String, opened: Opened, resumable: bool) -> Self {
+        Self {
+            index,
+            prompt: opened.started.prompt.clone(),
+            reader: opened.reader,
+            guard: Guard {
+                engine: serving.engine.clone(),
+                id,
+                armed: !resumable,
+            },
+        }
+    }
+
+    /// What comes next; `None` behind the end.
+    pub(super) async fn next(&mut self) -> Option<Read> {
+        let read = self.reader.next().await?;
+        if matches!(read, Read::Finished(_)) {
+            self.guard.armed = false;
+        }
+        Some(read)
+    }
+
+    /// From now on reads come one token at a time, however many a round had.
+    pub(super) fn one_by_one(&mut self) {
+        self.reader.one_by_one();
+    }
+
+    /// Reads to the end.
+    ///
+    /// # Errors
+    /// The generation broke off.
+    pub(super) async fn collect(&mut self) -> Result<(Vec<Round>, Ending), ApiError> {
+        let mut rounds = Vec::new();
+        while let Some(read) = self.next().await {
+            match read {
+                Read::Tokens(round) => rounds.push(round),
+                Read::Finished(ending) => {
+                    return failure(&ending).map_or(Ok((rounds, ending)), Err);
+                }
+            }
+        }
+        Err(ApiError::broken_off("the engine is gone"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_have_seeds_of_their_own_and_the_first_has_the_requests() {
+        let spec = pb::GenerationSpec {
+            sampling: Some(pb::Sampling {
+                seed: Some(7),
+                ..pb::Sampling::default()
+            }),
+            ..pb::GenerationSpec::default()
+        };
+        let seed = |index| {
+            with_seed(spec.clone(), index)
+                .sampling
+                .unwrap()
+                .seed
+                .unwrap()
+        };
+        assert_eq!(seed(0), 7);
+        assert_eq!(seed(1), seed(1));
+        assert!(seed(1) != 7 && seed(2) != seed(1));
+        let open = pb::GenerationSpec {
+            sampling: Some(pb::Sampling::default()),
+            ..spec.clone()
+        };
+        assert_eq!(with_seed(open, 3).sampling.unwrap().seed, None);
+    }
+}
