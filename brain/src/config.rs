@@ -603,7 +603,7 @@ mod tests {
             text.contains("grpc_addr = \"127.0.0.1:7411\"  # default\n"),
             "{text}"
         );
-        assert_eq!(text.lines().count(), 26, "{text}");
+        assert_eq!(text.lines().count(), 31, "{text}");
     }
 
     #[test]
