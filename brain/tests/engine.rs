@@ -445,10 +445,10 @@ async fn a_sequence_that_always_fails_takes_no_other_with_it() {
         let mut config = EngineConfig::default();
         config.sched.chunk = 4;
         let engine = engine_with(options, config);
-        let good = engine
-            .generate("good", Some(request(&[1, 2], 300)), 0)
-            .unwrap()
-            .cursor;
+        // A draft may be any token; its own are known.
+        let mut undrafted = request(&[1, 2], 300);
+        undrafted.draft = DraftDepth::Fixed(0);
+        let good = engine.generate("good", Some(undrafted), 0).unwrap().cursor;
         let mut prompt = vec![5; 10];
         prompt.push(999);
         let bad = engine

@@ -173,9 +173,7 @@ fn read(dir: &Path, name: &str, problems: &mut Vec<Problem>) -> Option<Vec<u8>> 
 fn describe(json: &[u8], problems: &mut Vec<Problem>) -> Option<Described> {
     let target = parse_target(json);
     let described = match target {
-        Err(ConfigError::Architecture { ref found, .. }) if found.contains("assistant") => {
-            parse_assistant(json).map(Described::Assistant)
-        }
+        Err(ConfigError::Assistant(_)) => parse_assistant(json).map(Described::Assistant),
         target => target.map(Described::Target),
     };
     match described {
