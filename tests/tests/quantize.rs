@@ -9,7 +9,6 @@
 use std::{path::Path, process::Command};
 
 use marathon_tests::{Program, command, repository_root, snapshot};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 
 fn quantize(source: &Path, target: &Path) -> Command {
@@ -33,7 +32,7 @@ fn inspect(path: &Path, flags: &[&str]) -> (Option<i32>, String, String) {
 fn a_killed_run_goes_on_to_the_same_checkpoint_which_loads() {
     let demo = repository_root().join("brain/assets/demo");
     let dir = tempfile::tempdir().unwrap();
-    let (whole, killed) = (dir.path().join("whole"), dir.path().join("killed"));
+    let whole = dir.path().join("whole");
     let end = Program::run(&mut quantize(&demo, &whole));
     assert_eq!(end.code, Some(0), "{}", end.stderr);
     let report: Value = serde_json::from_str(&end.stdout).unwrap();
@@ -41,13 +40,19 @@ fn a_killed_run_goes_on_to_the_same_checkpoint_which_loads() {
     let error = report["total"]["relative_rms"].as_f64().unwrap();
     assert!(error > 0.0 && error < 0.09, "{error}");
 
-    let mut program = Program::start(&mut quantize(&demo, &killed));
-    program.wait_for("finished file", |line| {
-        line.contains("is done").then_some(())
-    });
-    program.kill();
-    let (code, _, said) = inspect(&killed, &[]);
-    assert_eq!(code, Some(3), "half a checkpoint is none: {said}");
+    // A quick machine may be done before the signal comes: then another try.
+    let killed = (0..50)
+        .map(|n| dir.path().join(format!("killed-{n}")))
+        .find(|killed| {
+            let mut program = Program::start(&mut quantize(&demo, killed));
+            program.wait_for("finished file", |line| {
+                line.contains("is done").then_some(())
+            });
+            program.kill();
+            // Half a checkpoint is none, and says so.
+            inspect(killed, &[]).0 == Some(3)
+        })
+        .expect("a run killed half way");
     let end = Program::run(&mut quantize(&demo, &killed));
     assert_eq!(end.code, Some(0), "{}", end.stderr);
     assert!(end.stderr.contains("going on where"), "{}", end.stderr);
