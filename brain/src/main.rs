@@ -32,6 +32,10 @@ fn main() -> ExitCode {
 
 fn serve(args: &ServeArgs) -> Result<(), Error> {
     args.vllm.check()?;
+    for flag in args.vllm.always() {
+        // proof: a note that nobody can read is no reason to stop.
+        let _ = writeln!(std::io::stderr(), "brain: {flag}: always on, leave it out");
+    }
     let loaded = Loaded::new(args.config.as_deref(), &args.settings)?;
     let config = loaded.check()?;
     if args.print_config {

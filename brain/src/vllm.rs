@@ -9,13 +9,10 @@ use crate::error::Error;
 #[derive(Debug, Default, Args)]
 pub struct VllmFlags {
     #[arg(long, hide = true)]
-    #[allow(dead_code, reason = "it is always so")]
     enable_chunked_prefill: bool,
     #[arg(long, hide = true)]
-    #[allow(dead_code, reason = "it is always so")]
     enable_prefix_caching: bool,
     #[arg(long, hide = true)]
-    #[allow(dead_code, reason = "it is always so")]
     enable_auto_tool_choice: bool,
     #[arg(long, hide = true, value_name = "NAME")]
     tool_call_parser: Option<String>,
@@ -84,6 +81,17 @@ impl VllmFlags {
         }
         Ok(())
     }
+
+    /// The given flags that change nothing, because brain always does what they ask for.
+    pub fn always(&self) -> impl Iterator<Item = &'static str> {
+        [
+            ("--enable-chunked-prefill", self.enable_chunked_prefill),
+            ("--enable-prefix-caching", self.enable_prefix_caching),
+            ("--enable-auto-tool-choice", self.enable_auto_tool_choice),
+        ]
+        .into_iter()
+        .filter_map(|(flag, given)| given.then_some(flag))
+    }
 }
 
 #[cfg(test)]
@@ -92,12 +100,13 @@ mod tests {
 
     use crate::cli::{Cli, Command};
 
-    fn check(flags: &[&str]) -> Result<(), String> {
+    fn check(flags: &[&str]) -> Result<Vec<&'static str>, String> {
         let cli = Cli::parse_from(["brain", "serve"].iter().chain(flags));
         let Command::Serve(args) = cli.command else {
             panic!("not serve")
         };
-        args.vllm.check().map_err(|error| error.to_string())
+        args.vllm.check().map_err(|error| error.to_string())?;
+        Ok(args.vllm.always().collect())
     }
 
     #[test]
@@ -111,7 +120,8 @@ mod tests {
             "--reasoning-parser",
             "gemma4",
         ];
-        check(&accepted).unwrap();
+        assert_eq!(check(&accepted).unwrap(), accepted[..3]);
+        assert!(check(&[]).unwrap().is_empty());
         for (flags, answer) in [
             (["--speculative-config", "{}"], "--draft-tokens"),
             (["--attention-backend", "FLASHINFER"], "leave it out"),

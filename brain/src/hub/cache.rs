@@ -23,7 +23,9 @@ pub struct RepoCache {
 
 /// Held while a blob is written; released when dropped.
 #[derive(Debug)]
-pub struct BlobLock(#[allow(dead_code, reason = "held for its lock")] File);
+pub struct BlobLock {
+    _file: File,
+}
 
 impl RepoCache {
     /// The place of a model in the cache folder `cache`. Nothing is created yet.
@@ -147,7 +149,7 @@ impl RepoCache {
             }
             Err(fs::TryLockError::Error(error)) => return Err(failed(error)),
         }
-        Ok(BlobLock(file))
+        Ok(BlobLock { _file: file })
     }
 
     /// Creates the folder of the blobs and gives it.
