@@ -11,6 +11,7 @@ mod auth;
 mod body;
 mod chat;
 mod completions;
+mod content;
 mod deliver;
 mod error;
 mod fields;

@@ -70,6 +70,35 @@ pub struct SampleParams {
     pub logprobs: u32,
 }
 
+impl SampleParams {
+    /// The block word by word, as it lies on the card.
+    #[must_use]
+    pub fn words(&self) -> [u32; 20] {
+        [
+            self.seed as u32,
+            (self.seed >> 32) as u32,
+            self.temperature.to_bits(),
+            self.top_p.to_bits(),
+            self.min_p.to_bits(),
+            self.repetition.to_bits(),
+            self.presence.to_bits(),
+            self.frequency.to_bits(),
+            self.top_k,
+            self.min_tokens,
+            self.generated,
+            self.seen_at,
+            self.seen,
+            self.bias_at,
+            self.biases,
+            self.banned_at,
+            self.banned,
+            self.stops_at,
+            self.stops,
+            self.logprobs,
+        ]
+    }
+}
+
 const _: () = assert!(size_of::<SampleParams>() == 80 && offset_of!(SampleParams, logprobs) == 76);
 
 /// A row chooses the token at position `positions[row] + 1 + offset`.
@@ -203,3 +232,26 @@ pub struct ClusterArgs {
 }
 
 const _: () = assert!(size_of::<ClusterArgs>() == 88);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_block_is_written_in_the_order_of_its_fields() {
+        let p = SampleParams {
+            seed: 0x0102_0304_0506_0708,
+            temperature: 0.5,
+            frequency: 2.0,
+            top_k: 9,
+            stops_at: 17,
+            logprobs: 4,
+            ..SampleParams::default()
+        };
+        let w = p.words();
+        assert_eq!(w.len() * 4, size_of::<SampleParams>());
+        assert_eq!((w[0], w[1]), (0x0506_0708, 0x0102_0304));
+        assert_eq!((w[2], w[7]), (0.5f32.to_bits(), 2.0f32.to_bits()));
+        assert_eq!((w[8], w[17], w[19]), (9, 17, 4));
+    }
+}

@@ -81,32 +81,6 @@ fn seen(history: &[TokenId], prompt_len: usize) -> Vec<(TokenId, u32)> {
     all
 }
 
-/// The block word by word.
-pub(super) fn words(p: &SampleParams) -> [u32; 20] {
-    [
-        p.seed as u32,
-        (p.seed >> 32) as u32,
-        p.temperature.to_bits(),
-        p.top_p.to_bits(),
-        p.min_p.to_bits(),
-        p.repetition.to_bits(),
-        p.presence.to_bits(),
-        p.frequency.to_bits(),
-        p.top_k,
-        p.min_tokens,
-        p.generated,
-        p.seen_at,
-        p.seen,
-        p.bias_at,
-        p.biases,
-        p.banned_at,
-        p.banned,
-        p.stops_at,
-        p.stops,
-        p.logprobs,
-    ]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,24 +91,6 @@ mod tests {
         assert_eq!(seen(&history, 3), [(1, 1), (3, 2), (7, 0), (9, 1)]);
         assert_eq!(seen(&history, 99), [(1, 0), (3, 0), (7, 0), (9, 0)]);
         assert_eq!(seen(&[], 0), []);
-    }
-
-    #[test]
-    fn the_block_is_written_in_the_order_of_its_fields() {
-        let p = SampleParams {
-            seed: 0x0102_0304_0506_0708,
-            temperature: 0.5,
-            frequency: 2.0,
-            top_k: 9,
-            stops_at: 17,
-            logprobs: 4,
-            ..SampleParams::default()
-        };
-        let w = words(&p);
-        assert_eq!(w.len() * 4, size_of::<SampleParams>());
-        assert_eq!((w[0], w[1]), (0x0506_0708, 0x0102_0304));
-        assert_eq!((w[2], w[7]), (0.5f32.to_bits(), 2.0f32.to_bits()));
-        assert_eq!((w[8], w[17], w[19]), (9, 17, 4));
     }
 
     #[test]

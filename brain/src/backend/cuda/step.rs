@@ -401,7 +401,7 @@ impl StepArena {
                 Some(params) => writer.write(seq, params).ok_or(StepError::Lists)?,
             };
             let at = layout.params.start + i * PARAMS;
-            host[at..at + PARAMS].copy_from_slice(&lists::words(&params));
+            host[at..at + PARAMS].copy_from_slice(&params.words());
             host[layout.out_first.start + i] = seq.out.start as u32;
             host[layout.out_count.start + i] = seq.out.len() as u32;
             host[layout.full_first.start + i] = 0;

@@ -7,7 +7,10 @@ use marathon_proto::brain as pb;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::super::error::ApiError;
+use super::super::{
+    content::{Content, Part},
+    error::ApiError,
+};
 
 /// Messages of one request, at most.
 const MAX_MESSAGES: usize = 20_000;
@@ -24,21 +27,6 @@ pub(in super::super) struct ChatMessage {
     reasoning: Option<Value>,
     reasoning_content: Option<String>,
     reasoning_text: Option<String>,
-    refusal: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a text or a list of parts")]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
     refusal: Option<String>,
 }
 
@@ -141,20 +129,7 @@ fn join(at: &str, role: &str, parts: Vec<Part>) -> Result<String, ApiError> {
     let system = matches!(role, "system" | "developer");
     let mut joined = String::new();
     for (number, part) in parts.into_iter().enumerate() {
-        let at = format!("{at}.content[{number}]");
-        let text = match part.kind.as_str() {
-            "text" | "input_text" | "output_text" => part.text,
-            "refusal" => part.refusal,
-            other => {
-                let what = format!("{other:.60?} parts are not read: this model reads text alone");
-                return Err(ApiError::unsupported(format!("{at}.type"), &what));
-            }
-        };
-        let Some(text) = text else {
-            let path = format!("{at}.text");
-            let what = format!("`{path}` is missing");
-            return Err(ApiError::invalid(path, what));
-        };
+        let text = part.text(&format!("{at}.content[{number}]"), &[])?;
         if single {
             return Ok(text);
         }

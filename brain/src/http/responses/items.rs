@@ -7,10 +7,12 @@ use marathon_proto::brain as pb;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::{chat::messages::pair, error::ApiError};
+use super::super::{chat::messages::pair, content::Content, error::ApiError};
 
 /// Items of one request, those of the responses before it included, at most.
 const MAX_ITEMS: usize = 20_000;
+/// Kinds of parts that thoughts are given in.
+const THOUGHTS: [&str; 2] = ["reasoning_text", "summary_text"];
 
 #[derive(Debug, Deserialize)]
 struct Item {
@@ -22,21 +24,6 @@ struct Item {
     name: Option<String>,
     arguments: Option<String>,
     output: Option<Content>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "a text or a list of parts")]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-    refusal: Option<String>,
 }
 
 /// `input` as a list of items.
@@ -200,17 +187,7 @@ fn texts(at: &str, content: Option<Content>) -> Result<String, ApiError> {
         Some(Content::Parts(parts)) => {
             let mut joined = String::new();
             for (number, part) in parts.into_iter().enumerate() {
-                let text = match part.kind.as_str() {
-                    "input_text" | "output_text" | "text" | "reasoning_text" | "summary_text" => {
-                        part.text
-                    }
-                    "refusal" => part.refusal,
-                    other => {
-                        let why = format!("{other:.60?} parts are not read: the model reads text");
-                        return Err(ApiError::unsupported(format!("{at}[{number}].type"), &why));
-                    }
-                };
-                joined += &required(&format!("{at}[{number}]"), "text", text)?;
+                joined += &part.text(&format!("{at}[{number}]"), &THOUGHTS)?;
             }
             Ok(joined)
         }

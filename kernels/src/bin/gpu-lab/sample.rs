@@ -103,32 +103,7 @@ impl Bench {
 
 /// The parameter block as the card reads it.
 fn bytes(p: &SampleParams) -> Vec<u8> {
-    let floats = [
-        p.temperature,
-        p.top_p,
-        p.min_p,
-        p.repetition,
-        p.presence,
-        p.frequency,
-    ];
-    let words = [
-        p.top_k,
-        p.min_tokens,
-        p.generated,
-        p.seen_at,
-        p.seen,
-        p.bias_at,
-        p.biases,
-        p.banned_at,
-        p.banned,
-        p.stops_at,
-        p.stops,
-        p.logprobs,
-    ];
-    let mut out = p.seed.to_le_bytes().to_vec();
-    out.extend(floats.iter().flat_map(|f| f.to_le_bytes()));
-    out.extend(words.iter().flat_map(|w| w.to_le_bytes()));
-    out
+    p.words().iter().flat_map(|w| w.to_le_bytes()).collect()
 }
 
 /// Nothing filtered, nothing penalised.
