@@ -67,7 +67,9 @@ fn is_code(path: &str) -> bool {
         extension,
         "rs" | "py" | "sh" | "cu" | "cuh" | "proto" | "c" | "h"
     ) || matches!(path, "tests/run" | ".ci/run")
-        || path.starts_with("tests/long/")
+        || ["tests/long/", "tests/clients/"]
+            .iter()
+            .any(|folder| path.starts_with(folder))
 }
 
 /// Every line of `files` that `wrong` finds something in, as `path:line: what`.
