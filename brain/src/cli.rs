@@ -250,7 +250,8 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Address to serve gRPC on: IP:PORT, localhost:PORT or unix:PATH; port 0 takes a free one
-    /// [default: 127.0.0.1:7411]. An address that other machines reach needs --token-file.
+    /// [default: 127.0.0.1:7411]. An address that other machines reach needs
+    /// --token-file, --api-key-file or BRAIN_API_KEYS.
     #[arg(long, value_name = "ADDR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub grpc_addr: Option<String>,
@@ -260,8 +261,9 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR|auto|none")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_addr: Option<String>,
-    /// File with the keys that HTTP requests must carry, one a line, or `sha256:` and the hash of
-    /// one. BRAIN_API_KEYS holds further ones, separated by commas.
+    /// File with the keys of callers, one a line, or `sha256:` and the hash of one; over gRPC and
+    /// HTTP every call must carry one of these or the token. What a caller makes belongs to its key.
+    /// BRAIN_API_KEYS holds further ones, separated by commas.
     #[arg(long, value_name = "FILE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key_file: Option<String>,

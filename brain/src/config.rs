@@ -235,6 +235,8 @@ pub struct Config {
     pub snapshot_interval: Duration,
     /// File with the bearer token.
     pub token_file: Option<PathBuf>,
+    /// File with further keys.
+    pub api_key_file: Option<PathBuf>,
     /// TLS certificate and key.
     pub identity: Option<IdentityFiles>,
     /// Authority of clients' certificates.
@@ -383,7 +385,6 @@ impl Loaded {
                 .map_err(|error| self.bad("grpc_addr", error.to_string()))?,
             http: HttpOptions {
                 addr: self.http_addr(&written.http_addr)?,
-                key_file: set(written.api_key_file),
                 response_dir: set(written.response_dir),
                 response_lease: self.time("response_lease", &written.response_lease)?,
                 cors_origins: self.origins(&written.cors_origins)?,
@@ -408,6 +409,7 @@ impl Loaded {
                 .unwrap_or(u64::MAX),
             snapshot_interval: self.time("snapshot_interval", &written.snapshot_interval)?,
             token_file: set(written.token_file),
+            api_key_file: set(written.api_key_file),
             identity: IdentityFiles::from_options(set(written.tls_cert), set(written.tls_key))
                 .map_err(|error| Error::Usage(error.to_string()))?,
             client_ca: set(written.tls_client_ca),

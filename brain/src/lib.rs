@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod bringup;
+pub mod callers;
 pub mod cli;
 pub mod commands;
 pub mod config;

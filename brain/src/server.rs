@@ -9,7 +9,7 @@ use std::{io::Write as _, time::Duration};
 
 use marathon_proto::{
     DESCRIPTORS,
-    auth::{RequireToken, Token},
+    auth::{Guard, Token},
     brain::brain_server::BrainServer,
     net::{self, Listener, MAX_MESSAGE_BYTES},
     shutdown::{Kind, Shutdown, Tasks},
@@ -23,6 +23,7 @@ use tonic::{service::interceptor::InterceptedService, transport::server::Router}
 
 use crate::{
     bringup,
+    callers::{Keys, Owner},
     config::Config,
     engine::Health,
     error::Error,
@@ -67,6 +68,12 @@ async fn run(config: Config) -> Result<(), Error> {
         .map(Token::from_file)
         .transpose()
         .map_err(|error| Error::Usage(error.to_string()))?;
+    let keys = Keys::gather(
+        token.as_ref(),
+        config.api_key_file.as_deref(),
+        std::env::var("BRAIN_API_KEYS").ok().as_deref(),
+    )
+    .map_err(|error| Error::Usage(error.to_string()))?;
     let tls = config
         .identity
         .as_ref()
@@ -76,12 +83,12 @@ async fn run(config: Config) -> Result<(), Error> {
     let address = |error: net::ListenError| Error::Address(error.to_string());
     config
         .grpc_addr
-        .check_exposure(token.is_some())
+        .check_exposure(!keys.is_empty())
         .map_err(address)?;
     let listener = config.grpc_addr.bind().await.map_err(address)?;
     let tasks = Tasks::new(shutdown.clone());
     let closing = CancellationToken::new();
-    let http = start_http(&config, token.clone(), &shutdown, &tasks, &closing).await?;
+    let http = start_http(&config, keys.clone(), &shutdown, &tasks, &closing).await?;
 
     let Some(serving) = load(&config, &shutdown).await? else {
         return Ok(());
@@ -95,7 +102,7 @@ async fn run(config: Config) -> Result<(), Error> {
             .tls_config(tls)
             .map_err(|error| Error::Usage(format!("TLS cannot be set up: {error}")))?;
     }
-    let router = router(server, &serving, token, &shutdown, &tasks)?;
+    let router = router(server, &serving, keys, &shutdown, &tasks)?;
     let front = Front {
         router,
         listener,
@@ -114,7 +121,7 @@ struct Http {
 /// Serves HTTP from now on; requests wait for the model.
 async fn start_http(
     config: &Config,
-    token: Option<Token>,
+    keys: Keys,
     shutdown: &Shutdown,
     tasks: &Tasks,
     closing: &CancellationToken,
@@ -126,8 +133,7 @@ async fn start_http(
         .transpose()
         .map_err(|error| Error::Usage(error.to_string()))?;
     let setup = http::Setup {
-        token,
-        environment_keys: std::env::var("BRAIN_API_KEYS").ok(),
+        keys,
         tls,
         model_name: config.name.clone(),
         ending: shutdown.graceful().clone(),
@@ -135,7 +141,6 @@ async fn start_http(
     let server = HttpServer::bind(&config.http, setup)
         .await
         .map_err(|error| match error {
-            HttpError::Keys(error) => Error::Usage(error.to_string()),
             error @ HttpError::Store { .. } => Error::Usage(error.to_string()),
             HttpError::Listen(error) => Error::Address(error.to_string()),
         })?;
@@ -183,11 +188,11 @@ async fn load(config: &Config, shutdown: &Shutdown) -> Result<Option<Serving>, E
 fn router(
     mut server: tonic::transport::Server,
     serving: &Serving,
-    token: Option<Token>,
+    keys: Keys,
     shutdown: &Shutdown,
     tasks: &Tasks,
 ) -> Result<Router, Error> {
-    let guard = RequireToken::new(token);
+    let guard: Guard<Owner> = Guard::new(move |key| keys.caller(key));
     let brain = BrainServer::new(BrainService::new(
         serving.clone(),
         shutdown.graceful().clone(),

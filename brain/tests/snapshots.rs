@@ -257,6 +257,50 @@ async fn generations_are_known_again_and_go_on_where_they_stopped() {
 }
 
 #[tokio::test]
+async fn what_a_run_took_is_known_to_every_successor() {
+    let root = tempfile::tempdir().unwrap();
+    let (mut prompts, mut answers, mut device) = (0, 0, 0);
+    for life in 0..3 {
+        let engine = engine(root.path()).owned_by("me");
+        for turn in 1..4 {
+            let id = format!("life {life} turn {turn}").replace(' ', "-");
+            let (tokens, _) = generate(&engine, &id, request(&prompt(90 * turn), 25, "run")).await;
+            prompts += 90 * turn as u64;
+            answers += tokens.len() as u64;
+        }
+        // A run of somebody else, and a request of no run, are no part of it.
+        generate(
+            &engine.owned_by("them"),
+            "x",
+            request(&prompt(50), 5, "run"),
+        )
+        .await;
+        generate(
+            &engine,
+            &format!("lone-{life}"),
+            request(&prompt(40), 5, ""),
+        )
+        .await;
+        engine.drain(Duration::from_secs(60)).await;
+        let run = engine.usage_of("run").unwrap();
+        assert_eq!(
+            (run.prompt_tokens, run.generated_tokens),
+            (prompts, answers)
+        );
+        assert_eq!(run.generations, 3 * (life + 1));
+        assert!(run.cached_tokens < run.prompt_tokens && run.accepted_tokens <= run.drafted_tokens);
+        assert!(run.device_micros > device, "time only grows");
+        device = run.device_micros;
+        let names: Vec<_> = engine.usage().into_iter().map(|(run, _)| run).collect();
+        assert_eq!(
+            names.iter().map(|name| &**name).collect::<Vec<_>>(),
+            ["", "run"]
+        );
+        assert_eq!(engine.owned_by("nobody").usage(), []);
+    }
+}
+
+#[tokio::test]
 async fn whatever_moment_a_brain_dies_at_its_successor_gives_the_same_tokens() {
     let root = tempfile::tempdir().unwrap();
     let first = engine(root.path());

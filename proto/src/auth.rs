@@ -138,33 +138,40 @@ fn parse(bytes: &[u8]) -> Result<Token, &'static str> {
     Ok(Token(text.into()))
 }
 
-/// Server side: lets a call pass only when it carries the token. Without a token it lets all pass
-/// (a loopback server; [`crate::net::ListenAddr::check_exposure`] sees to that).
+/// Server side: asks who calls, from the bearer token of every call, and attaches the answer to the
+/// call's extensions. Who is nobody is refused.
 ///
 /// Put it around every service except health: a supervisor's probes carry no headers.
-#[derive(Clone, Debug, Default)]
-pub struct RequireToken(Option<Token>);
+pub struct Guard<C>(Arc<Who<C>>);
 
-impl RequireToken {
-    /// A guard for this token.
-    pub fn new(token: Option<Token>) -> Self {
-        Self(token)
+type Who<C> = dyn Fn(Option<&[u8]>) -> Option<C> + Send + Sync;
+
+impl<C> Guard<C> {
+    /// A guard that asks `who`; `None` is a call without a token.
+    pub fn new(who: impl Fn(Option<&[u8]>) -> Option<C> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(who))
     }
 }
 
-impl Interceptor for RequireToken {
-    fn call(&mut self, request: Request<()>) -> Result<Request<()>, Status> {
-        let Some(token) = &self.0 else {
-            return Ok(request);
-        };
+impl<C> Clone for Guard<C> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<C: Clone + Send + Sync + 'static> Interceptor for Guard<C> {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         let given = request
             .metadata()
             .get(HEADER)
             .and_then(|value| value.as_bytes().strip_prefix(SCHEME.as_bytes()));
-        match given {
-            Some(given) if token.matches(given) => Ok(request),
-            Some(_) => Err(refused("the bearer token is not this server's")),
-            None => Err(refused("this server needs `authorization: Bearer TOKEN`")),
+        match ((self.0)(given), given) {
+            (Some(caller), _) => {
+                request.extensions_mut().insert(caller);
+                Ok(request)
+            }
+            (None, Some(_)) => Err(refused("the bearer token is not one of this server's")),
+            (None, None) => Err(refused("this server needs `authorization: Bearer TOKEN`")),
         }
     }
 }
@@ -193,6 +200,14 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "0123456789abcdefXYZ";
+
+    fn guard(token: Token) -> Guard<&'static str> {
+        Guard::new(move |given| {
+            given
+                .is_some_and(|given| token.matches(given))
+                .then_some("bearer")
+        })
+    }
 
     fn file(content: &[u8], mode: u32) -> tempfile::NamedTempFile {
         let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -256,7 +271,7 @@ mod tests {
     #[test]
     fn the_secret_is_not_in_its_debug_output() {
         let token = parse(GOOD.as_bytes()).unwrap();
-        assert!(!format!("{token:?} {:?}", RequireToken::new(Some(token.clone()))).contains(GOOD));
+        assert!(!format!("{token:?}").contains(GOOD));
     }
 
     #[test]
@@ -264,12 +279,13 @@ mod tests {
         let token = parse(GOOD.as_bytes()).unwrap();
         let mut request = Request::new(());
         attach(Some(&token), &mut request).unwrap();
-        assert!(RequireToken::new(Some(token)).call(request).is_ok());
+        let passed = guard(token).call(request).unwrap();
+        assert_eq!(passed.extensions().get(), Some(&"bearer"));
     }
 
     #[test]
     fn any_other_header_is_unauthenticated() {
-        let mut guard = RequireToken::new(Some(parse(GOOD.as_bytes()).unwrap()));
+        let mut guard = guard(parse(GOOD.as_bytes()).unwrap());
         let headers = [
             None,
             Some(String::new()),
@@ -293,6 +309,7 @@ mod tests {
 
     #[test]
     fn a_server_without_a_token_asks_for_none() {
-        assert!(RequireToken::default().call(Request::new(())).is_ok());
+        let mut open = Guard::new(|_| Some(()));
+        assert!(open.call(Request::new(())).is_ok());
     }
 }

@@ -15,6 +15,7 @@ use super::{
     clock::Clock,
     error::{EngineError, Health},
     generation::{Cursor, Generation, Started},
+    ledger::Ledger,
     observer::Observer,
     persist::Persister,
     registry::Registry,
@@ -31,7 +32,10 @@ use crate::{
         stats::Stats,
         types::Emitted,
     },
-    snapshot::log::{self, Saved},
+    snapshot::{
+        ledger::{LedgerFile, RunUsage},
+        log::{self, Saved},
+    },
 };
 
 /// Settings of the engine. None of them can change a token.
@@ -97,6 +101,7 @@ pub(super) struct Shared {
     pub(super) clock: Arc<dyn Clock>,
     registry: Mutex<Registry>,
     stats: Mutex<Stats>,
+    ledger: Mutex<Ledger>,
     pub(super) pulse: Pulse,
     draining: AtomicBool,
     observer: OnceLock<Arc<dyn Observer>>,
@@ -105,6 +110,10 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Who hears what the engine does, if anybody does.
@@ -155,6 +164,7 @@ impl Engine {
             clock,
             registry: Mutex::default(),
             stats: Mutex::new(scheduler.stats()),
+            ledger: Mutex::default(),
             pulse: Pulse::new(),
             draining: AtomicBool::new(false),
             observer: OnceLock::new(),
@@ -172,7 +182,10 @@ impl Engine {
         if let Some(storage) = storage {
             engine.take_in(&storage);
             let folder = storage.folder.clone();
-            persister = Some(Persister::start(shared.clone(), folder).map_err(thread_failed)?);
+            let (ledger, sums) = LedgerFile::open(folder.path());
+            shared.ledger().take_in(sums);
+            let started = Persister::start(shared.clone(), folder, ledger);
+            persister = Some(started.map_err(thread_failed)?);
             saver = Some(Saver::start(storage).map_err(thread_failed)?);
         }
         let thread = EngineThread::new(shared, scheduler, executor, inbox, saver, persister);
@@ -291,6 +304,16 @@ impl Engine {
             generations: self.shared.registry().len(),
             uptime: self.shared.clock.now(),
         }
+    }
+
+    /// What the caller's runs took, by name; the nameless one is all requests without a run.
+    pub fn usage(&self) -> Vec<(Arc<str>, RunUsage)> {
+        self.shared.ledger().of(&self.owner)
+    }
+
+    /// What one of the caller's runs took; `None` when it is not known.
+    pub fn usage_of(&self, run: &str) -> Option<RunUsage> {
+        self.shared.ledger().of_run(&self.owner, run)
     }
 
     /// Lets somebody hear of rounds and ends from now on; only the first one that asks.

@@ -8,6 +8,7 @@ pub mod clock;
 mod error;
 mod generation;
 mod handle;
+mod ledger;
 mod observer;
 mod persist;
 mod registry;
@@ -15,6 +16,7 @@ mod saver;
 mod thread;
 mod watchdog;
 
+pub use crate::snapshot::ledger::RunUsage;
 pub use error::{EngineError, Health};
 pub use generation::{Cursor, LogEvent, Started};
 pub use handle::{Attached, Engine, EngineConfig, EngineStats, StartError};

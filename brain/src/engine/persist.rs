@@ -1,4 +1,4 @@
-//! Writes the logs of generations to disk as they grow, beside the engine.
+//! Writes the logs of generations and the usage ledger to disk as they grow, beside the engine.
 //!
 //! The thread is woken after every step and appends whatever is new. It reads the logs themselves,
 //! so that nothing queues up behind a slow disk, and a step that emits costs at most one write per
@@ -19,6 +19,7 @@ use crate::{
     sched::request::FinishReason,
     snapshot::{
         Folder,
+        ledger::LedgerFile,
         log::{Begin, LogWriter, Record},
     },
 };
@@ -31,11 +32,15 @@ pub(super) struct Persister {
 
 impl Persister {
     /// Starts the thread.
-    pub(super) fn start(shared: Arc<Shared>, folder: Arc<Folder>) -> io::Result<Self> {
+    pub(super) fn start(
+        shared: Arc<Shared>,
+        folder: Arc<Folder>,
+        ledger: LedgerFile,
+    ) -> io::Result<Self> {
         let (wake, woken) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("logs".into())
-            .spawn(move || Logs::new(shared, folder).run(&woken))?;
+            .spawn(move || Logs::new(shared, folder, ledger).run(&woken))?;
         Ok(Self { wake, thread })
     }
 
@@ -66,12 +71,17 @@ struct Logs {
     shared: Arc<Shared>,
     folder: Arc<Folder>,
     written: HashMap<(Arc<str>, String), Written>,
+    ledger: LedgerFile,
+    /// Changes of the ledger that are written.
+    ledger_changes: u64,
     failing: bool,
 }
 
 impl Logs {
-    fn new(shared: Arc<Shared>, folder: Arc<Folder>) -> Self {
+    fn new(shared: Arc<Shared>, folder: Arc<Folder>, ledger: LedgerFile) -> Self {
         Self {
+            ledger,
+            ledger_changes: 0,
             shared,
             folder,
             written: HashMap::new(),
@@ -92,6 +102,7 @@ impl Logs {
             let synced = log.sync();
             self.failing = report(self.failing, synced);
         }
+        self.failing = report(self.failing, self.ledger.sync());
     }
 
     fn pass(&mut self) {
@@ -115,6 +126,23 @@ impl Logs {
         if known.len() < self.written.len() {
             self.forget(&known);
         }
+        let written = self.write_ledger();
+        self.failing = report(self.failing, written);
+    }
+
+    fn write_ledger(&mut self) -> io::Result<()> {
+        let all = self.ledger.wants_all();
+        let since = if all { 0 } else { self.ledger_changes };
+        let (sums, changes) = self.shared.ledger().changed_after(since);
+        if sums.is_empty() {
+            return Ok(());
+        }
+        match all {
+            true => self.ledger.write_all(&sums)?,
+            false => self.ledger.append(&sums)?,
+        }
+        self.ledger_changes = changes;
+        Ok(())
     }
 
     /// Removes the logs of generations that are not known any more.
@@ -194,8 +222,8 @@ fn report(failing: bool, result: io::Result<()>) -> bool {
             if !failing {
                 tracing::warn!(
                     %error,
-                    "the log of a generation could not be written; service goes on, but a restart \
-                     will not know that generation"
+                    "a generation's log or the usage ledger could not be written; service goes on, \
+                     but a restart will not know what was not written"
                 );
             }
             true

@@ -22,6 +22,7 @@ use crate::{
         sequence::{Outcome, Timings, Usage},
         types::{SeqId, Step},
     },
+    snapshot::ledger::RunUsage,
 };
 
 /// What handles tell the thread.
@@ -297,6 +298,7 @@ impl EngineThread {
                 lost: false,
             })?;
         self.failures = 0;
+        self.charge(step, now.saturating_sub(before));
         for event in events {
             match event {
                 Event::Tokens {
@@ -307,6 +309,16 @@ impl EngineThread {
                 } => {
                     self.strikes.remove(&seq);
                     if let Some(generation) = self.by_seq.get(&seq) {
+                        self.shared.ledger().add(
+                            &generation.owner,
+                            &generation.started.run_id,
+                            &RunUsage {
+                                generated_tokens: tokens.len() as u64,
+                                drafted_tokens: drafted as u64,
+                                accepted_tokens: accepted as u64,
+                                ..RunUsage::default()
+                            },
+                        );
                         if let Some(observer) = self.shared.observer() {
                             observer.round(tokens.len(), drafted, accepted);
                         }
@@ -319,12 +331,42 @@ impl EngineThread {
         Ok(())
     }
 
+    /// Shares a step's time among the runs that had rows in it.
+    fn charge(&self, step: &Step, elapsed: Duration) {
+        let micros = elapsed.as_micros() as u64;
+        let (all, mut ledger) = (step.rows().max(1) as u64, self.shared.ledger());
+        let (mut rows, mut charged) = (0, 0);
+        for seq in &step.seqs {
+            rows += seq.tokens.len() as u64;
+            // What rounding left over goes to the next: the shares add up to the whole.
+            let share = micros * rows / all - charged;
+            charged += share;
+            if let Some(generation) = self.by_seq.get(&seq.seq) {
+                let usage = RunUsage {
+                    device_micros: share,
+                    ..RunUsage::default()
+                };
+                ledger.add(&generation.owner, &generation.started.run_id, &usage);
+            }
+        }
+    }
+
     fn finish(&mut self, now: Duration, seq: SeqId, outcome: Outcome) {
         self.strikes.remove(&seq);
         if let Some(generation) = self.by_seq.remove(&seq) {
             if let Some(observer) = self.shared.observer() {
                 observer.finished(&outcome);
             }
+            self.shared.ledger().add(
+                &generation.owner,
+                &generation.started.run_id,
+                &RunUsage {
+                    generations: 1,
+                    prompt_tokens: outcome.usage.prompt as u64,
+                    cached_tokens: outcome.usage.cached as u64,
+                    ..RunUsage::default()
+                },
+            );
             generation.finish(now, outcome);
             // Its lease begins.
             self.next_sweep = self

@@ -3,7 +3,7 @@
 use marathon_proto::brain as pb;
 
 use crate::{
-    engine::EngineStats,
+    engine::{EngineStats, RunUsage},
     sched::{
         request::FinishReason,
         sequence::{Outcome, Timings, Usage},
@@ -119,5 +119,18 @@ pub(super) fn stats(stats: &EngineStats) -> pb::StatsResponse {
         sliding_blocks_used: sched.sliding_blocks_used as u32,
         sliding_blocks: sched.sliding_blocks as u32,
         uptime_seconds: stats.uptime.as_secs_f64(),
+    }
+}
+
+pub(super) fn run_usage(run: &str, usage: &RunUsage) -> pb::RunUsage {
+    pb::RunUsage {
+        run_id: run.to_owned(),
+        generations: usage.generations,
+        prompt_tokens: usage.prompt_tokens,
+        cached_tokens: usage.cached_tokens,
+        generated_tokens: usage.generated_tokens,
+        drafted_tokens: usage.drafted_tokens,
+        accepted_tokens: usage.accepted_tokens,
+        device_seconds: usage.device_micros as f64 / 1e6,
     }
 }

@@ -13,7 +13,10 @@ use tonic::{Request, Response, Status};
 use tracing::info_span;
 
 use super::{convert, events};
-use crate::serving::{Opened, Serving, conversation, problem, sampling};
+use crate::{
+    callers::Owner,
+    serving::{Opened, Serving, conversation, problem, sampling},
+};
 
 /// Serves the contract over one engine.
 #[derive(Clone)]
@@ -33,8 +36,17 @@ impl BrainService {
         Self { serving, ending }
     }
 
+    /// What is served, for whoever calls.
+    fn serving_for<T>(&self, request: &Request<T>) -> Serving {
+        match request.extensions().get::<Owner>() {
+            Some(owner) => self.serving.owned_by(owner),
+            // No guard stands before this service: everybody is let in.
+            None => self.serving.owned_by(&Owner::anyone()),
+        }
+    }
+
     async fn attach(
-        &self,
+        serving: Serving,
         request: pb::GenerateRequest,
         span: tracing::Span,
     ) -> Result<EventStream<pb::GenerateEvent>, Problem> {
@@ -42,15 +54,14 @@ impl BrainService {
             started,
             prompt_ids,
             reader,
-        } = self
-            .serving
+        } = serving
             .open(
                 &request.generation_id,
                 request.spec,
                 request.from_index as usize,
             )
             .await?;
-        let facts = self.serving.facts.clone();
+        let facts = serving.facts.clone();
         let first = pb::Started {
             fingerprint: facts.fingerprint.clone(),
             sampling: Some(sampling::to_proto(
@@ -89,8 +100,8 @@ impl Brain for BrainService {
             from = request.get_ref().from_index,
         );
         trace::adopt_parent(&span, request.metadata());
-        let stream = self
-            .attach(request.into_inner(), span)
+        let serving = self.serving_for(&request);
+        let stream = Self::attach(serving, request.into_inner(), span)
             .await
             .map_err(Problem::into_status)?;
         Ok(Response::new(stream))
@@ -100,7 +111,8 @@ impl Brain for BrainService {
         &self,
         request: Request<pb::CancelRequest>,
     ) -> Result<Response<pb::CancelResponse>, Status> {
-        let cancelled = self.serving.engine.cancel(&request.get_ref().generation_id);
+        let engine = self.serving_for(&request).engine;
+        let cancelled = engine.cancel(&request.get_ref().generation_id);
         Ok(Response::new(pb::CancelResponse { cancelled }))
     }
 
@@ -235,5 +247,29 @@ impl Brain for BrainService {
         });
         let until = self.ending.clone().cancelled_owned();
         Ok(Response::new(Box::pin(every.take_until(until))))
+    }
+
+    async fn get_usage(
+        &self,
+        request: Request<pb::GetUsageRequest>,
+    ) -> Result<Response<pb::GetUsageResponse>, Status> {
+        let engine = self.serving_for(&request).engine;
+        let runs = match &request.get_ref().run_id {
+            Some(run) => {
+                let usage = engine.usage_of(run);
+                usage
+                    .map(|usage| convert::run_usage(run, &usage))
+                    .into_iter()
+                    .collect()
+            }
+            None => {
+                let runs = engine.usage();
+                let runs = runs
+                    .iter()
+                    .map(|(run, usage)| convert::run_usage(run, usage));
+                runs.collect()
+            }
+        };
+        Ok(Response::new(pb::GetUsageResponse { runs }))
     }
 }

@@ -8,8 +8,8 @@ use std::{
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::{error::ApiError, keys::Keys, metrics::Metrics, responses::Store};
-use crate::{engine::Health, serving::Serving};
+use super::{error::ApiError, metrics::Metrics, responses::Store};
+use crate::{callers::Keys, engine::Health, serving::Serving};
 
 /// How long a request waits for the model to be loaded. Large checkpoints take minutes.
 const LOADING_PATIENCE: Duration = Duration::from_secs(15 * 60);

@@ -7,25 +7,24 @@ use axum::{
     response::Response,
 };
 
-use super::{app::App, error::ApiError, keys::Owner};
+use super::{app::App, error::ApiError};
 
-/// Lets a request pass with its [`Owner`] attached.
+/// Lets a request pass with its owner attached.
 pub(super) async fn require_key(
     State(app): State<App>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    let owner = if app.keys().is_empty() {
+    if app.keys().is_empty() {
         check_origin(&app, request.headers())?;
-        Owner::anyone()
-    } else {
-        let key = key_of(request.headers()).ok_or_else(|| {
-            ApiError::unauthenticated("this server needs a key: send `Authorization: Bearer KEY`")
-        })?;
-        app.keys()
-            .owner(key)
-            .ok_or_else(|| ApiError::unauthenticated("the key is not one of this server's"))?
-    };
+    }
+    let key = key_of(request.headers());
+    let owner = app.keys().caller(key).ok_or_else(|| {
+        ApiError::unauthenticated(match key {
+            Some(_) => "the key is not one of this server's",
+            None => "this server needs a key: send `Authorization: Bearer KEY`",
+        })
+    })?;
     request.extensions_mut().insert(owner);
     Ok(next.run(request).await)
 }

@@ -25,7 +25,6 @@ use super::{
     finish::{Finish, fingerprint},
     generation::{self, Ask, Choice, MAX_CHOICES},
     identity::RequestId,
-    keys::Owner,
     logprobs,
     models::unix_time,
     pump::{self, Script},
@@ -34,6 +33,7 @@ use super::{
     usage::Tally,
 };
 use crate::{
+    callers::Owner,
     sched::types::TokenId,
     serving::{Ending, Round, Serving},
 };
@@ -143,7 +143,7 @@ impl CompletionRequest {
     }
 
     /// What the engine is asked. Tokenises the prompts.
-    async fn ask(&self, serving: &Serving, owner: &Owner) -> Result<Ask, ApiError> {
+    async fn ask(&self, serving: &Serving) -> Result<Ask, ApiError> {
         let (prompts, begin) = (self.prompts.clone(), self.begin);
         let prompts = serving
             .blocking(move |serving| {
@@ -161,8 +161,8 @@ impl CompletionRequest {
         let spec = |ids| pb::GenerationSpec {
             prompt: Some(Prompt::PromptTokens(TokenIds { ids })),
             sampling: Some(self.sampling.clone()),
-            run_id: self.deliver.run_id(owner),
-            cache_salt: self.deliver.cache_salt(owner),
+            run_id: self.deliver.run_id(),
+            cache_salt: self.deliver.cache_salt(),
             logprobs: self.logprobs.map_or(0, |top| 1 + top),
             ..pb::GenerationSpec::default()
         };
@@ -202,7 +202,7 @@ pub(super) async fn create(
         return sse::respond(&app, start, sse::error).await;
     }
     let serving = app.serving().await?;
-    let ask = request.ask(&serving, &owner).await?;
+    let ask = request.ask(&serving).await?;
     let choices = generation::start(&serving, &owner, &ask).await?;
     let answer = collect(&serving, &request, &ask, choices).await?;
     Ok(Json(answer).into_response())
@@ -255,7 +255,7 @@ async fn stream(
     owner: Owner,
     request: CompletionRequest,
 ) -> Result<Events, ApiError> {
-    let ask = request.ask(&serving, &owner).await?;
+    let ask = request.ask(&serving).await?;
     let choices = generation::start(&serving, &owner, &ask).await?;
     let progress = choices
         .iter()

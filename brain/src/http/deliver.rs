@@ -3,7 +3,8 @@
 use axum::http::HeaderMap;
 use serde::Deserialize;
 
-use super::{body::Body, error::ApiError, identity::RequestId, keys::Owner};
+use super::{body::Body, error::ApiError, identity::RequestId};
+use crate::serving::LONGEST_RUN_ID;
 
 /// Fields of delivery, alike on several endpoints.
 #[derive(Debug, Default, Deserialize)]
@@ -75,26 +76,23 @@ impl Deliver {
         })
     }
 
-    /// What separates the caches of keys, and those of a key's own salts.
-    pub(super) fn cache_salt(&self, owner: &Owner) -> String {
-        match (owner == &Owner::anyone(), self.cache_salt.as_str()) {
-            (true, "") => String::new(),
-            (_, salt) => {
-                // Of any length and content.
-                let hash = blake3::hash(salt.as_bytes()).to_hex();
-                format!("{}/{}", owner.name(), &hash[..32])
-            }
+    /// Separates the cached prompts of one caller.
+    pub(super) fn cache_salt(&self) -> String {
+        match self.cache_salt.as_str() {
+            "" => String::new(),
+            // Of any length.
+            salt => blake3::hash(salt.as_bytes()).to_hex().to_string(),
         }
     }
 
-    /// Names the run that the request belongs to, for fairness and the cache; may be empty.
-    pub(super) fn run_id(&self, owner: &Owner) -> String {
-        let Some(session) = &self.session else {
-            return String::new();
-        };
-        // Of any length and content, and another owner's is another run.
-        let hash = blake3::hash(session.as_bytes()).to_hex();
-        format!("{}/{}", owner.name(), &hash[..32])
+    /// Names the run that the request belongs to, for fairness, the cache and the ledger; may be
+    /// empty.
+    pub(super) fn run_id(&self) -> String {
+        match &self.session {
+            None => String::new(),
+            Some(session) if session.len() <= LONGEST_RUN_ID => session.clone(),
+            Some(session) => blake3::hash(session.as_bytes()).to_hex().to_string(),
+        }
     }
 }
 

@@ -9,9 +9,9 @@ use marathon_proto::brain as pb;
 use super::{
     error::ApiError,
     identity::{RequestId, generation_id},
-    keys::Owner,
 };
 use crate::{
+    callers::Owner,
     engine::Engine,
     sched::{request::FinishReason, types::TokenId},
     serving::{Ending, Opened, Read, Reader, Round, Serving},
@@ -58,7 +58,7 @@ impl Drop for Guard {
     }
 }
 
-/// Starts every choice, or attaches to it.
+/// Starts every choice for this caller, or attaches to it.
 ///
 /// # Errors
 /// What is wrong with the request, or why the engine does not take it; then nothing is left
@@ -68,12 +68,13 @@ pub(super) async fn start(
     owner: &Owner,
     ask: &Ask,
 ) -> Result<Vec<Choice>, ApiError> {
+    let serving = &serving.owned_by(owner);
     let choices = (0..ask.specs.len() * ask.n).map(|index| async move {
         // An id that a client happens to use twice names two generations, unless it is meant to
         // find the first one again.
         let id = match ask.resumable {
-            true => generation_id(owner, &ask.shown_id, index),
-            false => generation_id(owner, RequestId::random().text(), index),
+            true => generation_id(&ask.shown_id, index),
+            false => generation_id(RequestId::random().text(), index),
         };
         let spec = with_seed(ask.specs[index / ask.n].clone(), index % ask.n);
         let opened = serving

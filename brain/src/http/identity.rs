@@ -7,14 +7,12 @@ use axum::{
     response::Response,
 };
 
-use super::keys::Owner;
-
 /// Names a request in logs, responses and errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestId(String);
 
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest id that a client may choose: with its owner and its kind it is a generation's id.
+/// Longest id that a client may choose: with its kind and its number it is a generation's id.
 const LONGEST: usize = 80;
 
 impl RequestId {
@@ -35,11 +33,11 @@ impl RequestId {
     }
 }
 
-/// The engine's id of what a request generates. Another owner's is another generation.
-pub(super) fn generation_id(owner: &Owner, shown: &str, choice: usize) -> String {
+/// The engine's id of what a request generates.
+pub(super) fn generation_id(shown: &str, choice: usize) -> String {
     match choice {
-        0 => format!("{}.{shown}", owner.name()),
-        other => format!("{}.{shown}.{other}", owner.name()),
+        0 => shown.to_owned(),
+        other => format!("{shown}.{other}"),
     }
 }
 
@@ -72,11 +70,7 @@ mod tests {
             assert_eq!(RequestId::parse(bad), None, "{bad}");
         }
         assert_ne!(RequestId::random(), RequestId::random());
-        let id = generation_id(
-            &Owner::anyone(),
-            &format!("chatcmpl-{}", "x".repeat(LONGEST)),
-            15,
-        );
+        let id = generation_id(&format!("chatcmpl-{}", "x".repeat(LONGEST)), 15);
         assert!(id.len() <= 128, "{id}");
     }
 }

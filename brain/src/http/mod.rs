@@ -19,7 +19,6 @@ mod finish;
 mod generation;
 mod health;
 mod identity;
-pub mod keys;
 mod listen;
 mod logprobs;
 mod messages;
@@ -28,6 +27,7 @@ mod models;
 mod pump;
 mod responses;
 mod router;
+mod runs;
 mod sse;
 mod tokenize;
 mod turn;
@@ -35,17 +35,13 @@ mod usage;
 
 use std::{io, net::SocketAddr, path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
-use marathon_proto::{
-    auth::Token,
-    net::{ListenAddr, ListenError, Listener},
-};
+use marathon_proto::net::{ListenAddr, ListenError, Listener};
 use tokio::sync::watch;
 use tokio_rustls::rustls;
 use tokio_util::sync::CancellationToken;
 
-use crate::serving::Serving;
+use crate::{callers::Keys, serving::Serving};
 use app::App;
-use keys::{KeyError, Keys};
 use responses::Store;
 
 /// Port that is taken when nothing is said.
@@ -67,8 +63,6 @@ pub enum HttpAddr {
 pub struct HttpOptions {
     /// Where to listen.
     pub addr: HttpAddr,
-    /// File with API keys.
-    pub key_file: Option<PathBuf>,
     /// Folder of stored responses; nothing is stored without one.
     pub response_dir: Option<PathBuf>,
     /// How long a response stays stored.
@@ -80,9 +74,6 @@ pub struct HttpOptions {
 /// Why the front end did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// The API keys.
-    #[error(transparent)]
-    Keys(#[from] KeyError),
     /// The address.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -98,10 +89,8 @@ pub enum HttpError {
 
 /// Everything it starts with besides its options.
 pub struct Setup {
-    /// The token of the gRPC server is a key here too.
-    pub token: Option<Token>,
-    /// Keys from the environment, separated by commas.
-    pub environment_keys: Option<String>,
+    /// Who may call, as on the gRPC server.
+    pub keys: Keys,
     /// TLS, as on the gRPC server.
     pub tls: Option<Arc<rustls::ServerConfig>>,
     /// Name that clients see.
@@ -119,29 +108,15 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Reads the keys and takes the address. `None` when there is nowhere to listen.
+    /// Takes the address. `None` when there is nowhere to listen.
     ///
     /// # Errors
     /// [`HttpError`]
     pub async fn bind(options: &HttpOptions, setup: Setup) -> Result<Option<Self>, HttpError> {
-        let mut keys = Keys::default();
-        if let Some(token) = &setup.token {
-            keys.add_token(token);
-        }
-        if let Some(file) = &options.key_file {
-            keys.add_file(file)?;
-        }
-        if let Some(list) = setup
-            .environment_keys
-            .as_ref()
-            .filter(|list| !list.is_empty())
-        {
-            keys.add_list(list)?;
-        }
         let listener = match &options.addr {
             HttpAddr::None => return Ok(None),
             HttpAddr::At(addr) => {
-                addr.check_exposure(!keys.is_empty())?;
+                addr.check_exposure(!setup.keys.is_empty())?;
                 addr.bind().await?
             }
             HttpAddr::Auto => {
@@ -171,7 +146,7 @@ impl HttpServer {
             listener,
             app: App::new(
                 loaded,
-                keys,
+                setup.keys,
                 options.cors_origins.clone(),
                 setup.model_name,
                 store,

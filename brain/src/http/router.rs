@@ -14,7 +14,7 @@ use tower_http::{
 
 use super::{
     app::App, auth, chat, completions, error::ApiError, health, identity, messages, metrics,
-    models, responses, tokenize,
+    models, responses, runs, tokenize,
 };
 
 /// Every route, ready to serve.
@@ -32,6 +32,8 @@ pub(super) fn routes(app: App) -> Router {
         )
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
+        .route("/v1/runs", get(runs::list))
+        .route("/v1/runs/{*id}", get(runs::one))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/metrics", get(metrics::show))

@@ -2,7 +2,7 @@
 
 use marathon_proto::{brain as pb, brain::generation_spec::Prompt};
 
-use super::{deliver::Deliver, keys::Owner};
+use super::deliver::Deliver;
 use crate::serving::Serving;
 
 /// A bias that no logit outweighs.
@@ -28,12 +28,7 @@ pub(super) struct Turn {
 
 impl Turn {
     /// The contract's form.
-    pub(super) fn spec(
-        &self,
-        serving: &Serving,
-        deliver: &Deliver,
-        owner: &Owner,
-    ) -> pb::GenerationSpec {
+    pub(super) fn spec(&self, serving: &Serving, deliver: &Deliver) -> pb::GenerationSpec {
         let markers = serving.text.tokenizer().markers();
         let mut sampling = self.sampling.clone();
         let mut conversation = self.conversation.clone();
@@ -50,8 +45,8 @@ impl Turn {
         pb::GenerationSpec {
             prompt: Some(Prompt::Conversation(conversation)),
             sampling: Some(sampling),
-            run_id: deliver.run_id(owner),
-            cache_salt: deliver.cache_salt(owner),
+            run_id: deliver.run_id(),
+            cache_salt: deliver.cache_salt(),
             logprobs: self.logprobs,
             ..pb::GenerationSpec::default()
         }

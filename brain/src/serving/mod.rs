@@ -22,6 +22,7 @@ use marathon_proto::status::{Problem, Reason};
 use tokio::sync::Semaphore;
 
 use crate::{
+    callers::Owner,
     engine::Engine,
     sched::types::{DraftDepth, TokenId},
     text::model::TextModel,
@@ -29,6 +30,7 @@ use crate::{
 
 pub use open::Opened;
 pub use reader::{Ending, Read, Reader, Round};
+pub(crate) use size::LONGEST_RUN_ID;
 
 /// What is served, for clients that ask and for lowering requests.
 #[derive(Clone, Debug)]
@@ -73,6 +75,14 @@ impl Serving {
             text,
             facts,
             slow: Arc::new(Semaphore::new(cores)),
+        }
+    }
+
+    /// The same for one caller: what it makes belongs to it alone.
+    pub fn owned_by(&self, owner: &Owner) -> Self {
+        Self {
+            engine: self.engine.owned_by(owner.name()),
+            ..self.clone()
         }
     }
 

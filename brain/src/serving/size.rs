@@ -17,7 +17,7 @@ const TOKENS_PER_MESSAGE: usize = 6;
 const MAX_MESSAGES: usize = 1 << 15;
 const MAX_TOOLS: usize = 4096;
 /// Longest name of a run, in bytes.
-const MAX_RUN_ID: usize = 256;
+pub(crate) const LONGEST_RUN_ID: usize = 256;
 
 impl Serving {
     /// Refuses a text of so many bytes that its tokens cannot fit.
@@ -78,13 +78,13 @@ impl Serving {
 
 /// Refuses a run's name that is too long to be kept with every block of its cache.
 pub(super) fn check_run_id(run_id: &str) -> Result<(), Problem> {
-    if run_id.len() <= MAX_RUN_ID {
+    if run_id.len() <= LONGEST_RUN_ID {
         return Ok(());
     }
     Err(Problem::invalid(
         "spec.run_id",
         format!(
-            "it has {} bytes, and {MAX_RUN_ID} can be kept: use a shorter name or its hash",
+            "it has {} bytes, and {LONGEST_RUN_ID} can be kept: use a shorter name or its hash",
             run_id.len()
         ),
     ))

@@ -1,17 +1,15 @@
 //! The logs of generations: one file each, appended to as tokens come.
-//!
-//! A record is its length and its CRC-32C (u32 each, little endian), then postcard. A brain that
-//! was killed may have left half a record at the end; what comes before it counts.
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    io,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
+use super::record;
 use crate::sched::{
     sequence::Outcome,
     types::{DraftDepth, Emitted, SamplingParams, TokenId},
@@ -98,12 +96,7 @@ impl LogWriter {
     /// # Errors
     /// The system's. The log ends before this record then.
     pub fn append(&mut self, record: &Record) -> io::Result<()> {
-        let payload = postcard::to_stdvec(record).map_err(io::Error::other)?;
-        let mut bytes = Vec::with_capacity(8 + payload.len());
-        bytes.extend((payload.len() as u32).to_le_bytes());
-        bytes.extend(crc32c::crc32c(&payload).to_le_bytes());
-        bytes.extend(payload);
-        self.file.write_all(&bytes)
+        record::append(&mut self.file, record)
     }
 
     /// Makes it durable: it survives a power cut too.
@@ -141,7 +134,7 @@ pub fn read_all(folder: &Path) -> Vec<Saved> {
 /// Reads a log; `None` when it has no whole beginning.
 pub fn read(bytes: &[u8]) -> Option<Saved> {
     let mut rest = bytes;
-    let Some(Record::Begin(begin)) = next_record(&mut rest) else {
+    let Some(Record::Begin(begin)) = record::next(&mut rest) else {
         return None;
     };
     let mut saved = Saved {
@@ -149,7 +142,7 @@ pub fn read(bytes: &[u8]) -> Option<Saved> {
         tokens: Vec::new(),
         outcome: None,
     };
-    while let Some(record) = next_record(&mut rest) {
+    while let Some(record) = record::next(&mut rest) {
         match record {
             Record::Begin(_) => break,
             Record::Tokens(tokens) => saved.tokens.extend(tokens),
@@ -160,18 +153,6 @@ pub fn read(bytes: &[u8]) -> Option<Saved> {
         }
     }
     Some(saved)
-}
-
-fn next_record(rest: &mut &[u8]) -> Option<Record> {
-    let (length, behind) = rest.split_first_chunk::<4>()?;
-    let (crc, behind) = behind.split_first_chunk::<4>()?;
-    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
-    let (payload, behind) = behind.split_at_checked(length)?;
-    if crc32c::crc32c(payload) != u32::from_le_bytes(*crc) {
-        return None;
-    }
-    *rest = behind;
-    postcard::from_bytes(payload).ok()
 }
 
 fn file_name(owner: &str, id: &str) -> String {

@@ -1,12 +1,13 @@
 //! What a brain leaves on disk so that its successor goes on where it stopped.
 //!
-//! Two kinds of files, in a folder that belongs to one model in one shape (its [`Identity`]):
+//! Three kinds of files, in a folder that belongs to one model in one shape (its [`Identity`]):
 //!
 //! * `units-*.kv` and `anchor-*.kv` ([`kv`]): blocks of the prefix cache. Content-addressed, each
 //!   written once, whole, checksummed and then moved into place. A run whose blocks are here goes
 //!   on without computing its prompt again.
 //! * `generations/*.log` ([`log`]): the tokens of generations, appended as they come. A client that
 //!   comes back for one finds it under its id, whatever happened to the brain.
+//! * `usage.ledger` ([`ledger`]): what each run took.
 //!
 //! Nothing here is trusted: a file that is not what it says is moved to `quarantine/` and its
 //! content computed again. Nothing here is needed: a disk that is full or broken costs a warning.
@@ -14,7 +15,9 @@
 pub mod file;
 mod index;
 pub mod kv;
+pub mod ledger;
 pub mod log;
+mod record;
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},

@@ -8,6 +8,7 @@
 
 use brain::{
     bringup,
+    callers::Keys,
     cli::{Cli, Command},
     config::{Config, Loaded},
     http::{HttpServer, Setup},
@@ -51,8 +52,7 @@ pub async fn start_with_keys(flags: &[&str], keys: Option<&str>) -> Server {
     let config = Loaded::new(None, &args.settings).unwrap().check().unwrap();
     let ending = CancellationToken::new();
     let setup = Setup {
-        token: None,
-        environment_keys: keys.map(str::to_owned),
+        keys: Keys::gather(None, config.api_key_file.as_deref(), keys).unwrap(),
         tls: None,
         model_name: config.name.clone(),
         ending: ending.clone(),

@@ -459,6 +459,13 @@ impl Brain for Service {
         };
         Ok(Response::new(Box::pin(futures::stream::iter([Ok(stats)]))))
     }
+
+    async fn get_usage(
+        &self,
+        _request: Request<wire::GetUsageRequest>,
+    ) -> Result<Response<wire::GetUsageResponse>, Status> {
+        Ok(Response::new(wire::GetUsageResponse::default()))
+    }
 }
 
 type Sent = Result<(), mpsc::error::SendError<Result<wire::GenerateEvent, Status>>>;

@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        auth::RequireToken,
+        auth::Guard,
         net::{ListenAddr, server},
         tls,
     };
@@ -228,7 +228,7 @@ mod tests {
     /// Serves health behind the guard until the token is cancelled; returns the address.
     async fn serve(
         addr: ListenAddr,
-        guard: RequireToken,
+        guard: Guard<()>,
         tls: Option<tonic::transport::ServerTlsConfig>,
         stop: CancellationToken,
     ) -> ListenAddr {
@@ -270,7 +270,8 @@ mod tests {
         let files = tls::tests::localhost_identity(&dir);
         let stop = CancellationToken::new();
         let _stop_at_end = stop.clone().drop_guard();
-        let guard = RequireToken::new(Some(good.clone()));
+        let expected = good.clone();
+        let guard = Guard::new(move |given| expected.matches(given?).then_some(()));
         let any: ListenAddr = "127.0.0.1:0".parse().unwrap();
         let socket = ListenAddr::Unix(dir.path().join("brain.sock"));
         let server_tls = tls::server(&files, None).unwrap();

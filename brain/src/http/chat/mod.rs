@@ -13,9 +13,8 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 
-use super::{
-    app::App, body::Body, error::ApiError, generation, identity::RequestId, keys::Owner, sse,
-};
+use super::{app::App, body::Body, error::ApiError, generation, identity::RequestId, sse};
+use crate::callers::Owner;
 use request::ChatRequest;
 
 /// Answers a conversation.
@@ -33,7 +32,7 @@ pub(super) async fn create(
         return sse::respond(&app, start, sse::error).await;
     }
     let serving = app.serving().await?;
-    let ask = request.ask(&serving, &owner);
+    let ask = request.ask(&serving);
     let choices = generation::start(&serving, &owner, &ask).await?;
     let answer = answer::collect(&serving, &request, &ask, choices).await?;
     Ok(Json(answer).into_response())

@@ -13,7 +13,6 @@ use super::{
         fields::{SamplingFields, check_refusals},
         generation::{Ask, MAX_CHOICES},
         identity::RequestId,
-        keys::Owner,
         turn::{Calls, Turn},
     },
     messages::{self, ChatMessage},
@@ -101,10 +100,10 @@ impl ChatRequest {
     }
 
     /// What the engine is asked.
-    pub(super) fn ask(&self, serving: &Serving, owner: &Owner) -> Ask {
+    pub(super) fn ask(&self, serving: &Serving) -> Ask {
         Ask {
             shown_id: format!("chatcmpl-{}", self.deliver.id.text()),
-            specs: vec![self.turn.spec(serving, &self.deliver, owner)],
+            specs: vec![self.turn.spec(serving, &self.deliver)],
             n: self.n,
             from: self.deliver.from,
             resumable: self.deliver.resumable,

@@ -13,7 +13,6 @@ use super::{
         error::ApiError,
         finish::{Finish, call_id, fingerprint},
         generation::{self, Ask, Choice},
-        keys::Owner,
         logprobs,
         models::unix_time,
         pump::{self, Script},
@@ -23,6 +22,7 @@ use super::{
     request::ChatRequest,
 };
 use crate::{
+    callers::Owner,
     serving::{Ending, Round, Serving},
     text::turn::TurnEvent,
 };
@@ -33,7 +33,7 @@ pub(super) async fn start(
     owner: Owner,
     request: ChatRequest,
 ) -> Result<Events, ApiError> {
-    let ask = request.ask(&serving, &owner);
+    let ask = request.ask(&serving);
     let choices = generation::start(&serving, &owner, &ask).await?;
     let writer = Writer::new(serving, request, &ask, &choices);
     Ok(pump::events(choices, writer))

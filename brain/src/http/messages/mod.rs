@@ -20,10 +20,10 @@ use super::{
     finish::call_id,
     generation::{self, Ask},
     identity::RequestId,
-    keys::Owner,
     sse,
 };
 use crate::{
+    callers::Owner,
     sched::request::FinishReason,
     serving::{Ending, Serving, conversation, problem},
 };
@@ -45,7 +45,7 @@ pub(super) async fn create(
         return sse::respond(&app, start, errors::event).await;
     }
     let serving = app.serving().await?;
-    let ask = request.ask(&serving, &owner);
+    let ask = request.ask(&serving);
     let mut choices = generation::start(&serving, &owner, &ask).await?;
     let mut answer = head(&serving, &ask);
     for choice in &mut choices {

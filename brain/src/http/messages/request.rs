@@ -14,7 +14,6 @@ use super::{
         fields::{SamplingFields, check_refusals},
         generation::Ask,
         identity::RequestId,
-        keys::Owner,
         turn::{Calls, Turn},
     },
     blocks::{self, Content, Message},
@@ -123,10 +122,10 @@ impl MessagesRequest {
     }
 
     /// What the engine is asked.
-    pub(super) fn ask(&self, serving: &Serving, owner: &Owner) -> Ask {
+    pub(super) fn ask(&self, serving: &Serving) -> Ask {
         Ask {
             shown_id: format!("msg_{}", self.deliver.id.text()),
-            specs: vec![self.turn.spec(serving, &self.deliver, owner)],
+            specs: vec![self.turn.spec(serving, &self.deliver)],
             n: 1,
             from: self.deliver.from,
             resumable: self.deliver.resumable,

@@ -10,7 +10,6 @@ use super::{
         error::ApiError,
         finish::call_id,
         generation,
-        keys::Owner,
         pump::{self, Script},
         sse::{self, Events},
     },
@@ -19,6 +18,7 @@ use super::{
     stop, usage,
 };
 use crate::{
+    callers::Owner,
     serving::{Ending, Round, Serving},
     text::turn::TurnEvent,
 };
@@ -29,7 +29,7 @@ pub(super) async fn start(
     owner: Owner,
     request: MessagesRequest,
 ) -> Result<Events, ApiError> {
-    let ask = request.ask(&serving, &owner);
+    let ask = request.ask(&serving);
     let choices = generation::start(&serving, &owner, &ask).await?;
     let prompt: usize = choices.iter().map(|choice| choice.prompt.len()).sum();
     let mut message = head(&serving, &ask);

@@ -27,10 +27,10 @@ use super::{
     error::ApiError,
     generation::{self, Choice},
     identity::{RequestId, generation_id},
-    keys::Owner,
     pump::{self, Script},
     sse::{self, Events},
 };
+use crate::callers::Owner;
 use crate::serving::{Ending, Round, Serving};
 use object::{Growing, Named};
 use request::ResponseRequest;
@@ -108,7 +108,7 @@ async fn open(
     keep: Option<Keep>,
     after: Option<u64>,
 ) -> Result<Opened, ApiError> {
-    let ask = request.ask(&serving, owner, &id, keep.is_some());
+    let ask = request.ask(&serving, &id, keep.is_some());
     let mut choices = generation::start(&serving, owner, &ask).await?;
     choices.iter_mut().for_each(Choice::one_by_one);
     let mut growing = Growing::new(&id, &serving.facts.name, &request.sent, keep.is_some());
@@ -319,7 +319,8 @@ pub(super) async fn delete(
 ) -> Result<Json<Value>, ApiError> {
     let (store, record) = stored(&app, &owner, &id)?;
     if let Some(serving) = app.loaded() {
-        serving.engine.cancel(&generation_id(&owner, &record.id, 0));
+        let own = serving.owned_by(&owner);
+        own.engine.cancel(&generation_id(&record.id, 0));
     }
     store.delete(&owner, &record.id);
     Ok(Json(

@@ -17,7 +17,6 @@ use super::{
         fields::{SamplingFields, check_refusals},
         generation::Ask,
         identity::RequestId,
-        keys::Owner,
         turn::{Calls, Turn},
     },
     items,
@@ -144,8 +143,8 @@ impl ResponseRequest {
     }
 
     /// What the engine is asked; `kept`: it goes on when the client goes away.
-    pub(super) fn ask(&self, serving: &Serving, owner: &Owner, id: &str, kept: bool) -> Ask {
-        let mut spec = self.turn.spec(serving, &self.deliver, owner);
+    pub(super) fn ask(&self, serving: &Serving, id: &str, kept: bool) -> Ask {
+        let mut spec = self.turn.spec(serving, &self.deliver);
         spec.expected_fingerprint = serving.facts.fingerprint.clone();
         Ask {
             shown_id: id.to_owned(),

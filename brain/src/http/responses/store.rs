@@ -14,7 +14,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::super::{identity::RequestId, keys::Owner, models::unix_time};
+use super::super::{identity::RequestId, models::unix_time};
+use crate::callers::Owner;
 
 /// Responses of one owner, at most; the oldest make room.
 const MOST: usize = 10_000;

@@ -1,4 +1,8 @@
-//! API keys: several, held as hashes, compared in constant time.
+//! Who calls: every front end asks here, and everything a caller makes belongs to its key.
+//!
+//! Keys are held as hashes and compared in constant time. The same key is the same owner over gRPC
+//! and over HTTP: generations, cached prefixes, snapshots and usage of one are out of reach of every
+//! other.
 
 use std::{
     fmt, fs, io,
@@ -66,7 +70,7 @@ impl Owner {
 
     /// The owner of this name.
     #[cfg(test)]
-    pub(super) fn of(name: &str) -> Self {
+    pub(crate) fn of(name: &str) -> Self {
         Self(name.into())
     }
 
@@ -77,13 +81,36 @@ impl Owner {
 }
 
 impl Keys {
+    /// The keys that a server is given: its token, those of a file, and those of the environment,
+    /// separated by commas.
+    ///
+    /// # Errors
+    /// [`KeyError`] when one of them cannot be used.
+    pub fn gather(
+        token: Option<&Token>,
+        file: Option<&Path>,
+        environment: Option<&str>,
+    ) -> Result<Self, KeyError> {
+        let mut keys = Self::default();
+        if let Some(token) = token {
+            keys.add_token(token);
+        }
+        if let Some(file) = file {
+            keys.add_file(file)?;
+        }
+        if let Some(list) = environment.filter(|list| !list.is_empty()) {
+            keys.add_list(list)?;
+        }
+        Ok(keys)
+    }
+
     /// Whether everybody is let in.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Lets the bearer of the gRPC server's token in.
-    pub fn add_token(&mut self, token: &Token) {
+    /// Lets the bearer of the token in.
+    fn add_token(&mut self, token: &Token) {
         self.0
             .push(token.hashed(|bytes| Sha256::digest(bytes).into()));
     }
@@ -93,7 +120,7 @@ impl Keys {
     ///
     /// # Errors
     /// [`KeyError`] when it cannot be read, is open to every user, or holds something else.
-    pub fn add_file(&mut self, path: &Path) -> Result<(), KeyError> {
+    fn add_file(&mut self, path: &Path) -> Result<(), KeyError> {
         let read = |source| KeyError::Read {
             path: path.to_owned(),
             source,
@@ -131,7 +158,7 @@ impl Keys {
     ///
     /// # Errors
     /// [`KeyError::Entry`] when one is none.
-    pub fn add_list(&mut self, list: &str) -> Result<(), KeyError> {
+    fn add_list(&mut self, list: &str) -> Result<(), KeyError> {
         for (number, entry) in list.split(',').enumerate() {
             let hash = parse(entry.trim()).map_err(|problem| KeyError::Entry {
                 origin: format!("key {} of BRAIN_API_KEYS", number + 1),
@@ -142,8 +169,17 @@ impl Keys {
         Ok(())
     }
 
+    /// Who calls with this key, or without one: anyone where there are no keys, else only the bearer
+    /// of one of them.
+    pub fn caller(&self, key: Option<&[u8]>) -> Option<Owner> {
+        match self.is_empty() {
+            true => Some(Owner::anyone()),
+            false => self.owner(key?),
+        }
+    }
+
     /// Whose key it is; `None` when nobody's. Takes the same time whichever key it is.
-    pub fn owner(&self, candidate: &[u8]) -> Option<Owner> {
+    fn owner(&self, candidate: &[u8]) -> Option<Owner> {
         let hash: Hash = Sha256::digest(candidate).into();
         let mut known = Choice::from(0);
         for there in &self.0 {

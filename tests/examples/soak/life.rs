@@ -1,0 +1,172 @@
+//! The brain's lives: each ends with SIGKILL at a random moment, now and then with SIGTERM, and the
+//! next one finds what the last one left.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use marathon_proto::{brain::brain_client::BrainClient, net::BrainChannel};
+use marathon_tests::{Brain, BrainOptions};
+use tokio::sync::watch;
+
+use crate::runs::Chance;
+
+/// Where the brain is now; `None` between two lives.
+pub type Address = watch::Receiver<Option<BrainClient<BrainChannel>>>;
+
+/// A look at the brain.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// When.
+    pub at: Duration,
+    /// Its resident memory in bytes; `None` when it was not there.
+    pub resident: Option<u64>,
+    /// Tokens that clients received since the last look.
+    pub tokens: u64,
+    /// Bytes of its snapshots.
+    pub disk: u64,
+}
+
+/// The end of a life.
+#[derive(Clone, Copy, Debug)]
+pub struct Kill {
+    /// When.
+    pub at: Duration,
+    /// SIGKILL, not SIGTERM.
+    pub hard: bool,
+}
+
+/// See the module's description.
+pub struct Lives {
+    brain: Option<Brain>,
+    folder: PathBuf,
+    began: Instant,
+    born: Instant,
+    due: Instant,
+    chance: Chance,
+    kills: Vec<Kill>,
+    address: watch::Sender<Option<BrainClient<BrainChannel>>>,
+}
+
+impl Lives {
+    /// The first life.
+    pub fn begin(folder: &Path, seed: u64) -> Self {
+        let now = Instant::now();
+        let mut lives = Self {
+            brain: None,
+            folder: folder.to_owned(),
+            began: now,
+            born: now,
+            due: now,
+            chance: Chance::new(seed ^ 0xdead),
+            kills: Vec::new(),
+            address: watch::Sender::new(None),
+        };
+        lives.start();
+        lives
+    }
+
+    /// Where it is to be found.
+    pub fn address(&self) -> Address {
+        self.address.subscribe()
+    }
+
+    fn start(&mut self) {
+        let folder = self.folder.to_str().expect("a folder with a name");
+        let flags = [
+            "--device",
+            "cpu",
+            // Not enough for the clients at work, so that they take blocks from each other.
+            "--kv-cache-memory",
+            KV_MEMORY,
+            "--snapshot-dir",
+            folder,
+            "--snapshot-interval",
+            "500ms",
+            "--snapshot-quota",
+            "64MiB",
+        ];
+        let brain = Brain::start(BrainOptions {
+            flags: flags.map(str::to_owned).to_vec(),
+            ..BrainOptions::default()
+        });
+        self.address.send_replace(Some(brain.client()));
+        self.brain = Some(brain);
+        self.born = Instant::now();
+        // Mostly short lives, some of minutes in which memory could grow.
+        let seconds = match self.chance.below(4) {
+            0 => 60 + self.chance.below(180),
+            _ => 3 + self.chance.below(40),
+        };
+        self.due = self.born + Duration::from_secs(seconds);
+    }
+
+    /// Ends this life and begins the next, if it is time.
+    pub async fn strike_when_due(&mut self) {
+        if Instant::now() < self.due {
+            return;
+        }
+        let hard = !self.chance.once_in(6);
+        self.kills.push(Kill {
+            at: self.began.elapsed(),
+            hard,
+        });
+        self.stop(hard);
+        self.start();
+    }
+
+    fn stop(&mut self, hard: bool) {
+        self.address.send_replace(None);
+        let Some(mut brain) = self.brain.take() else {
+            return;
+        };
+        if hard {
+            brain.program.kill();
+            return;
+        }
+        brain.program.terminate();
+        let status = brain.program.wait();
+        assert!(status.success(), "{status}{}", brain.program.printed());
+    }
+
+    /// The resident memory of a brain that has been there for some seconds.
+    pub fn resident(&self) -> Option<u64> {
+        let brain = self.brain.as_ref()?;
+        if self.born.elapsed() < Duration::from_secs(3) {
+            return None;
+        }
+        let status = fs::read_to_string(format!("/proc/{}/status", brain.program.pid())).ok()?;
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib << 10)
+    }
+
+    /// The last life ends cleanly.
+    pub fn end(mut self) -> Vec<Kill> {
+        self.stop(false);
+        self.kills
+    }
+}
+
+/// Memory for keys and values: two of the longest runs fit, and a little more.
+const KV_MEMORY: &str = "6MiB";
+
+/// Bytes of all files below a folder.
+pub fn size(folder: &Path) -> u64 {
+    let mut bytes = 0;
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        // What is removed in the meantime counts nothing.
+        let Ok(metadata) = entry.metadata() else {
+            continue;
+        };
+        bytes += match metadata.is_dir() {
+            true => size(&entry.path()),
+            false => metadata.len(),
+        };
+    }
+    bytes
+}
