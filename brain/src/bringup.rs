@@ -83,6 +83,7 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
             cache: cache_config(executor.limits(), config.lease),
             ..SchedConfig::default()
         },
+        host_cache: host_cache(config, facts.device),
         lease: config.lease,
         ..EngineConfig::default()
     };
@@ -91,6 +92,18 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
     let engine = Engine::start_with(executor, engine_config, clock, storage)
         .map_err(|error| Error::Device(error.to_string()))?;
     Ok(Serving::new(engine, text, Arc::new(facts)))
+}
+
+/// Bytes of the host tier, at most, when nothing is said.
+const HOST_CACHE: u64 = 16 << 30;
+
+/// Bytes of the host tier. What a processor computes with is this machine's memory already.
+fn host_cache(config: &Config, device: &str) -> u64 {
+    let chosen = || match (device, memory::available()) {
+        ("cuda", Some(free)) => (free / 4).min(HOST_CACHE),
+        _ => 0,
+    };
+    config.host_cache_bytes.unwrap_or_else(chosen)
 }
 
 /// Bytes a second that snapshots are written with while the engine works.

@@ -305,6 +305,11 @@ pub struct Settings {
     #[arg(long, value_name = "SIZE|auto")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<String>,
+    /// Memory of this machine for cached prompts that the device has no room for: a size, none, or
+    /// auto: with a card a quarter of what is free, at most 16GiB, else none [default: auto].
+    #[arg(long, value_name = "SIZE|auto|none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_cache_memory: Option<String>,
     /// Share of a card's memory that weights, keys and values may take together [default: 0.9].
     #[arg(long, value_name = "SHARE")]
     #[serde(skip_serializing_if = "Option::is_none")]

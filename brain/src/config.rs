@@ -55,6 +55,8 @@ pub struct Written {
     pub max_num_batched_tokens: usize,
     /// Memory for keys and values.
     pub kv_cache_memory: Text,
+    /// Memory for cached prompts that the device has no room for.
+    pub host_cache_memory: Text,
     /// Share of a card's memory that may be used.
     pub gpu_memory_utilization: f64,
     /// Compute threads; 0: one per core.
@@ -126,6 +128,7 @@ impl Default for Written {
             max_num_seqs: 16,
             max_num_batched_tokens: 256,
             kv_cache_memory: Text::Word("auto".into()),
+            host_cache_memory: Text::Word("auto".into()),
             gpu_memory_utilization: 0.9,
             threads: 0,
             lease: "15m".into(),
@@ -219,6 +222,8 @@ pub struct Config {
     pub max_num_batched_tokens: usize,
     /// Bytes for keys and values; `None`: chosen.
     pub kv_cache_bytes: Option<u64>,
+    /// Bytes for cached prompts that the device has no room for; `None`: chosen.
+    pub host_cache_bytes: Option<u64>,
     /// Share of a card's memory that may be used, in thousandths.
     pub gpu_memory_thousandths: u32,
     /// Compute threads.
@@ -395,6 +400,10 @@ impl Loaded {
             max_num_seqs: written.max_num_seqs,
             max_num_batched_tokens: written.max_num_batched_tokens,
             kv_cache_bytes: self.size("kv_cache_memory", &written.kv_cache_memory.text())?,
+            host_cache_bytes: match &*written.host_cache_memory.text() {
+                "none" => Some(0),
+                size => self.size("host_cache_memory", size)?,
+            },
             gpu_memory_thousandths: (share * 1000.0).round().max(1.0) as u32,
             threads: if written.threads == 0 {
                 cores

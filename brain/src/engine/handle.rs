@@ -21,6 +21,7 @@ use super::{
     registry::Registry,
     saver::{Saver, Storage},
     thread::{Command, EngineThread},
+    tiers::{TierStats, Tiers},
     watchdog::Pulse,
 };
 use crate::{
@@ -43,6 +44,8 @@ use crate::{
 pub struct EngineConfig {
     /// Of the scheduler.
     pub sched: SchedConfig,
+    /// Bytes of this machine's memory for blocks that the device has no room for.
+    pub host_cache: u64,
     /// How long a generation that nobody reads is computed on, and an ended one stays readable.
     pub lease: Duration,
     /// Generations computed without a reader, at most; the longest unread is given up first.
@@ -63,6 +66,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         Self {
             sched: SchedConfig::default(),
+            host_cache: 0,
             lease: Duration::from_secs(15 * 60),
             orphans: 64,
             live: 256,
@@ -88,6 +92,8 @@ pub struct Attached {
 pub struct EngineStats {
     /// The scheduler's counters.
     pub sched: Stats,
+    /// Of the tiers below the device's memory.
+    pub tiers: TierStats,
     /// Generations known, ended ones included.
     pub generations: usize,
     /// Time since the engine's clock began.
@@ -100,7 +106,7 @@ pub(super) struct Shared {
     pub(super) config: EngineConfig,
     pub(super) clock: Arc<dyn Clock>,
     registry: Mutex<Registry>,
-    stats: Mutex<Stats>,
+    stats: Mutex<(Stats, TierStats)>,
     ledger: Mutex<Ledger>,
     pub(super) pulse: Pulse,
     draining: AtomicBool,
@@ -121,8 +127,8 @@ impl Shared {
         self.observer.get().map(|observer| &**observer)
     }
 
-    pub(super) fn set_stats(&self, stats: Stats) {
-        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = stats;
+    pub(super) fn set_stats(&self, stats: Stats, tiers: TierStats) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = (stats, tiers);
     }
 }
 
@@ -157,13 +163,15 @@ impl Engine {
         storage: Option<Storage>,
     ) -> Result<Self, StartError> {
         let limits = executor.limits().clone();
-        let scheduler = Scheduler::new(limits.clone(), config.sched.clone())?;
+        let mut sched = config.sched.clone();
+        sched.cache.spill = config.host_cache > 0 || storage.is_some();
+        let scheduler = Scheduler::new(limits.clone(), sched)?;
         let max_len = scheduler.max_len();
         let shared = Arc::new(Shared {
             config,
             clock,
             registry: Mutex::default(),
-            stats: Mutex::new(scheduler.stats()),
+            stats: Mutex::new((scheduler.stats(), TierStats::default())),
             ledger: Mutex::default(),
             pulse: Pulse::new(),
             draining: AtomicBool::new(false),
@@ -188,7 +196,10 @@ impl Engine {
             persister = Some(started.map_err(thread_failed)?);
             saver = Some(Saver::start(storage).map_err(thread_failed)?);
         }
-        let thread = EngineThread::new(shared, scheduler, executor, inbox, saver, persister);
+        let host = shared.config.host_cache;
+        let tiers = Tiers::new(host, saver, shared.clock.clone(), &scheduler);
+        let tiers = tiers.map_err(thread_failed)?;
+        let thread = EngineThread::new(shared, scheduler, executor, inbox, tiers, persister);
         std::thread::Builder::new()
             .name("engine".into())
             .spawn(move || thread.run())
@@ -295,12 +306,14 @@ impl Engine {
 
     /// Counters.
     pub fn stats(&self) -> EngineStats {
+        let (sched, tiers) = *self
+            .shared
+            .stats
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         EngineStats {
-            sched: *self
-                .shared
-                .stats
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner),
+            sched,
+            tiers,
             generations: self.shared.registry().len(),
             uptime: self.shared.clock.now(),
         }

@@ -6,14 +6,18 @@
 
 pub mod clock;
 mod error;
+mod fetch;
+mod fill;
 mod generation;
 mod handle;
+mod host;
 mod ledger;
 mod observer;
 mod persist;
 mod registry;
 mod saver;
 mod thread;
+mod tiers;
 mod watchdog;
 
 pub use crate::snapshot::ledger::RunUsage;
@@ -22,3 +26,4 @@ pub use generation::{Cursor, LogEvent, Started};
 pub use handle::{Attached, Engine, EngineConfig, EngineStats, StartError};
 pub use observer::Observer;
 pub use saver::{Revive, Storage};
+pub use tiers::TierStats;

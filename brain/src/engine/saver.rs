@@ -2,29 +2,27 @@
 //!
 //! The engine's thread copies blocks from the device, a piece between two steps; a thread of its
 //! own writes them. Between them lies a short queue: a slow disk makes saving slow and nothing
-//! else. What is saved once is not saved again, so that a turn costs what it added.
+//! else. What is saved once is not saved again, so that a turn costs what it added. What the cache
+//! gives up before it was saved is given to that thread too.
 
 use std::{
     collections::{HashSet, VecDeque},
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     thread::JoinHandle,
     time::Duration,
 };
 
+use super::fill::{FromStore, fill};
 use crate::{
     backend::{ExecError, Executor},
     sched::{
-        image::{AnchorImage, Restored},
-        prefix::AnchorId,
-        request::Request,
-        scheduler::Scheduler,
-        tokens::PrefixKey,
-        types::Group,
+        below::Found, image::AnchorImage, prefix::AnchorId, request::Request, scheduler::Scheduler,
+        tokens::PrefixKey, types::Group,
     },
     snapshot::{Folder, file::Content, kv::KvStore},
 };
@@ -50,6 +48,8 @@ pub struct Storage {
 const PIECE: usize = 16 << 20;
 /// Pieces that wait to be written, at most.
 const QUEUE: usize = 2;
+/// Bytes that were given to it and wait, at most about.
+const GIVEN_MOST: usize = 64 << 20;
 /// Time until the next piece when the writer is busy.
 const BUSY: Duration = Duration::from_millis(10);
 
@@ -68,6 +68,11 @@ pub(super) struct Saver {
     queue: VecDeque<AnchorId>,
     /// Units handed over in this pass.
     sent: HashSet<PrefixKey>,
+    /// Pieces of what the cache gave up, copied already.
+    given: VecDeque<Piece>,
+    given_bytes: usize,
+    /// Pieces that are not written yet.
+    pending: Arc<AtomicUsize>,
     /// A piece for which the writer had no room.
     waiting: Option<Piece>,
     /// The device does not give its blocks.
@@ -80,10 +85,11 @@ impl Saver {
         let store = Arc::new(KvStore::open(storage.folder, storage.quota));
         let (pieces, inbox) = sync_channel(QUEUE);
         let hurry = Arc::new(AtomicBool::new(false));
-        let (to, in_hurry) = (store.clone(), hurry.clone());
+        let pending = Arc::<AtomicUsize>::default();
+        let (to, in_hurry, left) = (store.clone(), hurry.clone(), pending.clone());
         let writer = std::thread::Builder::new()
             .name("snapshots".into())
-            .spawn(move || write(&to, &inbox, storage.bandwidth, &in_hurry))?;
+            .spawn(move || write(&to, &inbox, storage.bandwidth, (&in_hurry, &left)))?;
         Ok(Self {
             store,
             pieces,
@@ -93,6 +99,9 @@ impl Saver {
             due: storage.interval,
             queue: VecDeque::new(),
             sent: HashSet::new(),
+            given: VecDeque::new(),
+            given_bytes: 0,
+            pending,
             waiting: None,
             off: false,
         })
@@ -111,10 +120,12 @@ impl Saver {
             let Some(restored) = scheduler.restore(now, &image, &chain) else {
                 continue;
             };
-            match self.fill(&image, &chain, &restored, executor) {
-                Ok(()) => {
+            let found = Found { image, chain };
+            let mut source = FromStore::new(&self.store);
+            match fill(&mut source, &found, &restored, executor) {
+                Ok(_) => {
                     anchors += 1;
-                    tokens += restored.units.len() * stride + image.tail.len();
+                    tokens += restored.units.len() * stride + found.image.tail.len();
                 }
                 Err(reason) => {
                     tracing::warn!(
@@ -134,49 +145,26 @@ impl Saver {
         }
     }
 
-    /// Gives restored blocks their bytes.
-    fn fill(
-        &self,
-        image: &AnchorImage,
-        chain: &[PrefixKey],
-        restored: &Restored,
-        executor: &mut dyn Executor,
-    ) -> Result<(), String> {
-        let text = |error: &dyn std::fmt::Display| error.to_string();
-        let block_bytes = executor.limits().full_block_bytes;
-        let mut file: (Vec<PrefixKey>, Vec<u8>) = Default::default();
-        for (at, blocks) in &restored.units {
-            let key = chain.get(*at).ok_or("a unit outside its chain")?;
-            if !file.0.contains(key) {
-                file = self.store.read_units(key).map_err(|error| text(&error))?;
-            }
-            let (keys, data) = &file;
-            let len = blocks.len() * block_bytes;
-            let place = keys.iter().position(|there| there == key);
-            let bytes = place.and_then(|place| data.get(place * len..(place + 1) * len));
-            let bytes = bytes.filter(|_| data.len() == keys.len() * len);
-            let bytes = bytes.ok_or("a file of units has the wrong length")?;
-            executor
-                .load_blocks(Group::Full, blocks, bytes)
-                .map_err(|error| text(&error))?;
-        }
-        let data = self
-            .store
-            .read_anchor(image)
-            .map_err(|error| text(&error))?;
-        let (tail, window) = data
-            .split_at_checked(restored.blocks.tail.len() * block_bytes)
-            .ok_or("a file of an anchor is too short")?;
-        let groups = [
-            (Group::Full, &restored.blocks.tail, tail),
-            (Group::Sliding, &restored.blocks.window, window),
-        ];
-        for (group, blocks, bytes) in groups {
-            executor
-                .load_blocks(group, blocks, bytes)
-                .map_err(|error| text(&error))?;
-        }
-        Ok(())
+    /// Where it writes to.
+    pub(super) fn store(&self) -> &Arc<KvStore> {
+        &self.store
+    }
+
+    /// Whether more may be given to it now.
+    pub(super) fn has_room(&self) -> bool {
+        !self.off && self.given_bytes < GIVEN_MOST
+    }
+
+    /// Pieces that were copied and are not written yet.
+    pub(super) fn pending(&self) -> usize {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Takes bytes that were copied already: their blocks are being given up.
+    pub(super) fn give(&mut self, content: Content, bytes: Vec<u8>) {
+        self.given_bytes += bytes.len();
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        self.given.push_back((content, bytes));
     }
 
     /// Time until there is something to do; `None` for never.
@@ -184,7 +172,7 @@ impl Saver {
         if self.off {
             return None;
         }
-        if self.waiting.is_some() || !self.queue.is_empty() {
+        if self.waiting.is_some() || !self.queue.is_empty() || !self.given.is_empty() {
             return Some(BUSY);
         }
         Some(self.due.saturating_sub(now))
@@ -205,14 +193,14 @@ impl Saver {
         if self.off {
             return;
         }
-        if self.waiting.is_none() && self.queue.is_empty() {
+        if self.waiting.is_none() && self.queue.is_empty() && self.given.is_empty() {
             if now < self.due {
                 return;
             }
             self.begin_pass(scheduler);
             self.due = now.saturating_add(self.interval);
         }
-        let piece = self.waiting.take();
+        let piece = self.waiting.take().or_else(|| self.next_given());
         let Some(piece) = piece.or_else(|| self.next_piece(scheduler, executor)) else {
             return;
         };
@@ -238,6 +226,10 @@ impl Saver {
             {
                 break;
             }
+            piece = self.next_given();
+            if piece.is_some() {
+                continue;
+            }
             if !sound || self.off {
                 break;
             }
@@ -250,6 +242,12 @@ impl Saver {
         if self.writer.join().is_err() {
             tracing::error!("the thread that writes snapshots panicked");
         }
+    }
+
+    fn next_given(&mut self) -> Option<Piece> {
+        let piece = self.given.pop_front()?;
+        self.given_bytes -= piece.1.len();
+        Some(piece)
     }
 
     fn begin_pass(&mut self, scheduler: &Scheduler) {
@@ -277,7 +275,10 @@ impl Saver {
                     }
                 });
             match piece {
-                Ok(Some(piece)) => return Some(piece),
+                Ok(Some(piece)) => {
+                    self.pending.fetch_add(1, Ordering::Relaxed);
+                    return Some(piece);
+                }
                 Ok(None) => {
                     self.queue.pop_front();
                 }
@@ -333,7 +334,12 @@ fn anchor_of(
 }
 
 /// Writes pieces as they come, no faster than allowed, until nobody can send any more.
-fn write(store: &KvStore, pieces: &Receiver<Piece>, bandwidth: u64, hurry: &AtomicBool) {
+fn write(
+    store: &KvStore,
+    pieces: &Receiver<Piece>,
+    bandwidth: u64,
+    (hurry, pending): (&AtomicBool, &AtomicUsize),
+) {
     let mut failing = false;
     for (content, data) in pieces {
         match store.write(content, &data) {
@@ -352,6 +358,7 @@ fn write(store: &KvStore, pieces: &Receiver<Piece>, bandwidth: u64, hurry: &Atom
             }
             Err(_) => {}
         }
+        pending.fetch_sub(1, Ordering::Relaxed);
         if !hurry.load(Ordering::Relaxed) {
             let seconds = data.len() as f64 / bandwidth.max(1) as f64;
             std::thread::sleep(Duration::from_secs_f64(seconds.min(1.0)));

@@ -13,7 +13,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{generation::Generation, handle::Shared, persist::Persister, saver::Saver};
+use super::{generation::Generation, handle::Shared, persist::Persister, tiers::Tiers};
 use crate::{
     backend::Executor,
     sched::{
@@ -56,10 +56,12 @@ pub(super) struct EngineThread {
     failures: u32,
     /// Failed runs that a sequence was part of since it last emitted a token.
     strikes: HashMap<SeqId, u32>,
-    saver: Option<Saver>,
+    tiers: Tiers,
     persister: Option<Persister>,
 }
 
+/// How long a fetched prefix is waited for before commands are looked at again.
+const FETCHING: Duration = Duration::from_millis(5);
 /// Why generations end when the engine does.
 const SHUTTING_DOWN: &str = "brain is shutting down";
 
@@ -69,7 +71,7 @@ impl EngineThread {
         scheduler: Scheduler,
         executor: Box<dyn Executor>,
         inbox: Receiver<Command>,
-        saver: Option<Saver>,
+        tiers: Tiers,
         persister: Option<Persister>,
     ) -> Self {
         Self {
@@ -82,7 +84,7 @@ impl EngineThread {
             drains: Vec::new(),
             failures: 0,
             strikes: HashMap::new(),
-            saver,
+            tiers,
             persister,
         }
     }
@@ -98,7 +100,7 @@ impl EngineThread {
     }
 
     fn work(&mut self) -> String {
-        if let Some(saver) = &mut self.saver {
+        if let Some(saver) = self.tiers.saver() {
             let now = self.shared.clock.now();
             saver.restore(now, &mut self.scheduler, &mut *self.executor);
         }
@@ -115,14 +117,17 @@ impl EngineThread {
             if self.drains.iter().any(over) {
                 return SHUTTING_DOWN.into();
             }
+            self.take_fetched();
             self.step();
-            if let Some(saver) = &mut self.saver {
+            self.tiers.settle(&self.scheduler);
+            if let Some(saver) = self.tiers.saver() {
                 saver.advance(now, &self.scheduler, &mut *self.executor);
             }
             if let Some(persister) = &self.persister {
                 persister.wake();
             }
-            self.shared.set_stats(self.scheduler.stats());
+            let tiers = self.tiers.stats();
+            self.shared.set_stats(self.scheduler.stats(), tiers);
             self.shared.pulse.end();
             if self.failures >= self.shared.config.give_up_after {
                 return format!("{} runs in a row failed on the device", self.failures);
@@ -135,7 +140,7 @@ impl EngineThread {
     fn take_commands(&mut self) -> bool {
         if self.scheduler.is_idle() && self.drains.is_empty() {
             let now = self.shared.clock.now();
-            let saving = self.saver.as_ref().and_then(|saver| saver.next(now));
+            let saving = self.tiers.saver().and_then(|saver| saver.next(now));
             let nap = self.next_sweep.saturating_sub(now);
             let nap = saving.map_or(nap, |saving| nap.min(saving));
             match self.inbox.recv_timeout(nap) {
@@ -160,6 +165,9 @@ impl EngineThread {
                 match self.scheduler.submit(now, *request) {
                     Submitted::Queued(seq) => {
                         self.by_seq.insert(seq, generation);
+                        if self.tiers.prefetch(seq, &self.scheduler) {
+                            self.scheduler.hold(seq);
+                        }
                     }
                     Submitted::Done(outcome) => {
                         generation.finish(now, outcome);
@@ -196,7 +204,7 @@ impl EngineThread {
             .registry()
             .overdue(now, config.lease, config.orphans);
         self.next_sweep = next;
-        if let Some(saver) = self.saver.as_mut().filter(|_| !overdue.is_empty()) {
+        if let Some(saver) = self.tiers.saver().filter(|_| !overdue.is_empty()) {
             saver.save_soon(now);
         }
         for generation in overdue {
@@ -209,12 +217,30 @@ impl EngineThread {
         }
     }
 
+    /// Lets those go on whose prefix has been read. With nobody else there it waits for one: a
+    /// command that comes in the meantime is looked at soon after.
+    fn take_fetched(&mut self) {
+        if !self.tiers.is_fetching() {
+            return;
+        }
+        let patience = match self.scheduler.is_held_up() {
+            true => FETCHING,
+            false => Duration::ZERO,
+        };
+        for seq in self.tiers.arrived(patience) {
+            self.scheduler.release(seq);
+        }
+    }
+
     /// Computes one step. One that fails is planned and run again; a sequence whose steps go on
     /// failing is run by itself and ended when it fails alone, so that it takes no other with it.
     ///
     /// Strikes are taken back by an emitted token only: it is progress that no failure undoes.
     fn step(&mut self) {
-        let Some(step) = self.scheduler.plan(self.shared.clock.now()) else {
+        let now = self.shared.clock.now();
+        let row_seconds = self.scheduler.row_seconds();
+        let mut below = self.tiers.reach(&mut *self.executor, row_seconds);
+        let Some(step) = self.scheduler.plan_over(now, &mut below) else {
             return;
         };
         if !step.seqs.iter().any(|rows| self.is_suspect(rows.seq)) {
@@ -404,13 +430,14 @@ impl EngineThread {
             // Its log has ended; its blocks become an anchor for the successor.
             self.scheduler.cancel(now, seq);
         }
-        if let Some(saver) = self.saver.take() {
+        if let Some(saver) = self.tiers.take_saver() {
             saver.finish(sound, &self.scheduler, &mut *self.executor);
         }
         if let Some(persister) = self.persister.take() {
             persister.finish();
         }
-        self.shared.set_stats(self.scheduler.stats());
+        self.shared
+            .set_stats(self.scheduler.stats(), self.tiers.stats());
         for (_, done) in self.drains.drain(..) {
             // Who asked may have stopped waiting.
             let _ = done.send(cut);

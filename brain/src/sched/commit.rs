@@ -135,6 +135,8 @@ impl Scheduler {
         // Inputs whose keys and values stand: all that were known, and the drafts that were right.
         let written = rows.start + rows.tokens.len() - sample.drafts + right;
         resident.drafts = result.drafts;
+        let asked = std::mem::replace(&mut sequence.asked, sample.next_drafts);
+        self.counters.depth_changes += u64::from(asked != sample.next_drafts);
         let looked_up = resident.looked_up.take();
 
         let (kept, end) = sequence.append(now, &tokens);

@@ -164,6 +164,11 @@ impl StepCost {
         Some((base, per_draft.max(of_all * LEAST_COST)))
     }
 
+    /// Seconds that a row of prefill takes, if that was measured.
+    pub fn of_row(&self) -> Option<f64> {
+        self.prefill.median()
+    }
+
     /// Whether nobody has drafted for so long that the cost of a draft should be looked at again.
     pub fn wants_probe(&self, batch: Batch) -> bool {
         self.by_batch[class(batch.sequences)].probe_is_due()

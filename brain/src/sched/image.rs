@@ -10,7 +10,7 @@ use super::{
     prefix::{Anchor, AnchorId, Origin, PrefixCache},
     table::{Geometry, Pools},
     tokens::PrefixKey,
-    types::{BlockId, SeqId, TokenId},
+    types::{BlockId, Group, SeqId, TokenId},
 };
 
 /// An anchor without its blocks.
@@ -106,6 +106,34 @@ impl PrefixCache {
         })
     }
 
+    /// Makes room for an anchor in the blocks of others that were not used as lately. What is given
+    /// up has to be kept before the blocks are filled.
+    pub(super) fn restore_over_others(
+        &mut self,
+        pools: &mut Pools,
+        now: Duration,
+        image: &AnchorImage,
+        chain: &[PrefixKey],
+    ) -> Option<Restored> {
+        let per_unit = pools.geometry.stride() / pools.geometry.full_block;
+        let (tail, window) = image.block_counts(pools.geometry)?;
+        loop {
+            let known = chain.partition_point(|key| self.units.get(key).is_some());
+            let full = (chain.len() - known) * per_unit + tail;
+            let short = match (full > pools.full.free(), window > pools.sliding.free()) {
+                (true, _) => Some(Group::Full),
+                (_, true) => Some(Group::Sliding),
+                _ if self.anchors.len() >= self.config.anchors => Some(Group::Full),
+                _ => None,
+            };
+            let Some(short) = short else { break };
+            if !self.drop_one(pools, now, short) {
+                return None;
+            }
+        }
+        self.restore(pools, now, image, chain)
+    }
+
     /// Makes room for a saved anchor in blocks that are free.
     pub(super) fn restore(
         &mut self,
@@ -146,13 +174,16 @@ impl PrefixCache {
             window_first: image.window_first,
             ..self.anchor(image.key, image.units, nobody)
         };
+        // A pin that lies on a newer anchor stays there.
+        let pin = image.pin.as_ref();
+        let pin = pin.filter(|(run, place)| !self.pins.has(run, *place));
         let origin = Origin {
             seq: nobody,
-            run: image.pin.as_ref().map(|(run, _)| run.as_str()),
-            place: image.pin.as_ref().map(|(_, place)| *place),
+            run: pin.map(|(run, _)| run.as_str()),
+            place: pin.map(|(_, place)| *place),
             now,
         };
-        let anchor = self.insert(pools, origin, anchor);
+        let anchor = self.insert_over_limits(pools, origin, anchor);
         let blocks = self.anchor_blocks(anchor)?;
         Some(Restored {
             anchor,

@@ -3,6 +3,7 @@
 //! `plan(now)` says what to compute next, `commit(output)` takes the result in. Everything here is
 //! a function of its arguments, so that property tests and the engine thread drive the same code.
 
+pub mod below;
 pub mod blocks;
 pub mod commit;
 pub mod cost;

@@ -92,6 +92,11 @@ impl Pins {
         pins.next().map(|((run, place), _)| (run.as_str(), *place))
     }
 
+    /// Whether the run has a pin there.
+    pub(super) fn has(&self, run: &str, place: Place) -> bool {
+        self.by_run.contains_key(&(run.to_owned(), place))
+    }
+
     /// An anchor has taken the place of another.
     pub(super) fn replace(&mut self, older: AnchorId, newer: AnchorId) {
         for pin in self.by_run.values_mut() {

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use super::{
+    below::{Below, Nothing},
     cost::Batch,
     prefix::Hit,
     scheduler::Scheduler,
@@ -34,9 +35,28 @@ struct Pick {
 impl Scheduler {
     /// What to compute next; `None` when there is nothing to compute.
     pub fn plan(&mut self, now: Duration) -> Option<Step> {
+        self.plan_over(now, &mut Nothing)
+    }
+
+    /// The same, with what lies below the device's memory. What the cache gives up meanwhile is
+    /// kept there before this returns.
+    pub fn plan_over(&mut self, now: Duration, below: &mut dyn Below) -> Option<Step> {
+        let step = self.plan_step(now, below);
+        self.keep_below(below);
+        step
+    }
+
+    fn keep_below(&mut self, below: &mut dyn Below) {
+        let dropped = self.cache.take_dropped();
+        if !dropped.is_empty() {
+            below.keep(dropped);
+        }
+    }
+
+    fn plan_step(&mut self, now: Duration, below: &mut dyn Below) -> Option<Step> {
         let mut picks = Vec::with_capacity(self.running.len());
         self.pick_decodes(now, &mut picks);
-        self.admit(now);
+        self.admit(now, below);
         self.add_drafts(now, &mut picks);
         self.pick_prefills(now, &mut picks);
         if picks.is_empty() {
@@ -210,25 +230,35 @@ impl Scheduler {
 
     /// Lets waiting sequences in, the least served run first, as long as all that run can finish
     /// their prefill. Who is first and does not fit is waited for: nobody overtakes it for ever.
-    fn admit(&mut self, now: Duration) {
+    fn admit(&mut self, now: Duration, below: &mut dyn Below) {
         let at_most = self.config.max_seqs.min(self.config.max_rows);
         while self.running.len() < at_most {
             let next = self
                 .waiting
-                .iter()
+                .difference(&self.held)
                 .filter_map(|seq| self.seqs.get(seq))
                 .min_by_key(|sequence| (self.shares.level(&sequence.account), sequence.id));
             let Some(sequence) = next else { break };
             let seq = sequence.id;
-            let hit = self.cache.find(&self.pools, &sequence.tokens);
+            let mut hit = self.cache.find(&self.pools, &sequence.tokens);
             if !self.fits_beside_the_running(sequence, hit) {
                 break;
+            }
+            let lifted = self.lift(now, seq, hit, below);
+            if let Some(sequence) = self.seqs.get(&seq).filter(|_| lifted.is_some()) {
+                // Anchors went and came: look again.
+                hit = self.cache.find(&self.pools, &sequence.tokens);
+                if !self.fits_beside_the_running(sequence, hit) {
+                    break;
+                }
             }
             let taken = hit.and_then(|hit| Some((self.cache.take(&mut self.pools, hit)?, hit)));
             if let Some((_, hit)) = &taken {
                 self.counters.prefix_hits += 1;
                 self.counters.prefix_shared += u64::from(!hit.takes_tail);
+                self.counters.lifted += u64::from(lifted == Some(true));
             }
+            self.count_hit(seq, taken.as_ref().map_or(0, |(_, hit)| hit.len));
             let (table, cached, origin) = taken
                 .map(|(table, hit)| (table, hit.len, Some(hit.anchor)))
                 .unwrap_or_default();
@@ -242,6 +272,49 @@ impl Scheduler {
                 self.counters.cached_tokens += (sequence.usage.cached - before) as u64;
             }
         }
+    }
+
+    /// Brings what a sequence needs up from below, if it is there and spares more than what the
+    /// device has. `None`: nothing moved; else whether it came.
+    fn lift(
+        &mut self,
+        now: Duration,
+        seq: SeqId,
+        hit: Option<Hit>,
+        below: &mut dyn Below,
+    ) -> Option<bool> {
+        let tokens = &self.seqs.get(&seq)?.tokens;
+        let known = self.cache.known_units(tokens);
+        let found = below.best(tokens, known, hit.map_or(0, |hit| hit.len))?;
+        if let Some(hit) = hit {
+            self.cache.touch(hit.anchor);
+        }
+        let (image, chain) = (&found.image, &found.chain);
+        let restored = self
+            .cache
+            .restore_over_others(&mut self.pools, now, image, chain);
+        self.keep_below(below);
+        let Some(restored) = restored else {
+            return Some(false);
+        };
+        let filled = below.fill(&found, &restored);
+        if filled {
+            self.cache.enforce(&mut self.pools, now);
+        } else {
+            self.cache.remove(&mut self.pools, restored.anchor);
+        }
+        Some(filled)
+    }
+
+    /// Counts what a sequence that is admitted found of its tokens.
+    fn count_hit(&mut self, seq: SeqId, len: usize) {
+        let Some(sequence) = self.seqs.get(&seq) else {
+            return;
+        };
+        let known = self.cache.known_units(&sequence.tokens) * self.pools.geometry.stride();
+        let partial = len > 0 && len + 1 < sequence.tokens.len();
+        self.counters.partial_hits += u64::from(partial);
+        self.counters.anchor_misses += u64::from(len < known);
     }
 
     /// Where a sequence leaves anchors on its way through tokens that are known already: behind
@@ -304,7 +377,7 @@ impl Scheduler {
             let Some(&youngest) = self.running.last() else {
                 return false;
             };
-            self.evict(youngest);
+            self.evict(now, youngest);
             self.counters.preemptions += 1;
             picks.retain(|pick| pick.seq != youngest);
         }

@@ -14,7 +14,8 @@
 //! Anchors are left where an agent comes back to: at the end of a generation, at the end of a
 //! prompt, at the end of the first turn (instructions and tools) and where two prompts part ways.
 //! The newest of each run are pinned for a lease. When blocks are needed the least recently used
-//! go first, superseded ones before all others and pinned ones last.
+//! go first, superseded ones before all others and pinned ones last. What goes for that reason is
+//! told, so that its bytes can be kept below ([`super::below`]).
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -22,6 +23,7 @@ use std::{
 };
 
 use super::{
+    below::{Dropped, DroppedUnit},
     blocks::{Full, Kept, Sliding},
     pins::{Pins, Place},
     table::{Pools, Table},
@@ -43,6 +45,8 @@ pub struct CacheConfig {
     pub pin_bytes_per_run: u64,
     /// Bytes that all pins may hold.
     pub pin_bytes: u64,
+    /// Tell what is given up for its blocks: somebody keeps its bytes.
+    pub spill: bool,
 }
 
 impl Default for CacheConfig {
@@ -53,6 +57,7 @@ impl Default for CacheConfig {
             pin_lease: Duration::from_secs(15 * 60),
             pin_bytes_per_run: u64::MAX,
             pin_bytes: u64::MAX,
+            spill: false,
         }
     }
 }
@@ -117,6 +122,8 @@ pub struct PrefixCache {
     pub(super) pins: Pins,
     pub(super) config: CacheConfig,
     block_bytes: (u64, u64),
+    /// What was given up and not yet asked for.
+    dropped: Vec<Dropped>,
     next_id: u64,
     uses: u64,
 }
@@ -131,6 +138,7 @@ impl PrefixCache {
             pins: Pins::default(),
             config,
             block_bytes,
+            dropped: Vec::new(),
             next_id: 0,
             uses: 0,
         }
@@ -374,8 +382,43 @@ impl PrefixCache {
         let best = self.anchors.iter().filter(frees).min_by_key(order);
         let chosen = best.or_else(|| self.anchors.iter().min_by_key(order));
         match chosen.map(|(&id, _)| id) {
+            Some(id) if self.config.spill => self.spill(pools, id),
             Some(id) => self.remove(pools, id),
             None => false,
+        }
+    }
+
+    /// Gives an anchor up and tells what it was.
+    fn spill(&mut self, pools: &mut Pools, id: AnchorId) -> bool {
+        let (Some(image), Some(blocks)) = (self.image(id), self.anchor_blocks(id)) else {
+            return false;
+        };
+        let Some(anchor) = self.anchors.get(&id) else {
+            return false;
+        };
+        let (worth, left_by) = (!anchor.superseded, anchor.left_by);
+        let mut units = Vec::new();
+        self.remove_telling(pools, id, Some(&mut units));
+        self.dropped.push(Dropped {
+            image,
+            blocks,
+            units,
+            worth,
+            left_by,
+        });
+        true
+    }
+
+    /// What was given up since it was last asked for. The bytes are there until blocks are written.
+    pub(super) fn take_dropped(&mut self) -> Vec<Dropped> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// An anchor is about to be of use: others go before it.
+    pub(super) fn touch(&mut self, id: AnchorId) {
+        self.uses += 1;
+        if let Some(anchor) = self.anchors.get_mut(&id) {
+            anchor.used = self.uses;
         }
     }
 
@@ -394,10 +437,12 @@ impl PrefixCache {
         for id in left {
             self.remove(pools, id);
         }
+        self.dropped.retain(|dropped| dropped.left_by != seq);
     }
 
-    /// Gives up everything.
+    /// Gives up everything, what was given up before included: the bytes are gone.
     pub fn clear(&mut self, pools: &mut Pools) {
+        self.dropped.clear();
         while let Some((&id, _)) = self.anchors.first_key_value() {
             self.remove(pools, id);
         }
@@ -435,7 +480,14 @@ impl PrefixCache {
     }
 
     /// Takes an anchor in whose units are there, in place of any that it makes needless.
-    pub(super) fn insert(
+    fn insert(&mut self, pools: &mut Pools, origin: Origin<'_>, anchor: Anchor) -> AnchorId {
+        let id = self.insert_over_limits(pools, origin, anchor);
+        self.enforce(pools, origin.now);
+        id
+    }
+
+    /// The same where nothing may be given up now: the blocks of some are not filled yet.
+    pub(super) fn insert_over_limits(
         &mut self,
         pools: &mut Pools,
         origin: Origin<'_>,
@@ -451,7 +503,7 @@ impl PrefixCache {
             tail.is_some_and(|tail| tail.starts_with(&anchor.tail))
         });
         if let Some(longer) = longer {
-            self.release(pools, anchor);
+            self.release(pools, anchor, None);
             self.uses += 1;
             if let Some(there) = self.anchors.get_mut(&longer) {
                 (there.used, there.superseded) = (self.uses, false);
@@ -476,7 +528,6 @@ impl PrefixCache {
             self.remove(pools, shorter);
         }
         self.pin(pools, origin, id);
-        self.enforce(pools, origin.now);
         id
     }
 
@@ -496,7 +547,8 @@ impl PrefixCache {
         }
     }
 
-    fn enforce(&mut self, pools: &mut Pools, now: Duration) {
+    /// Gives up what is over the limits.
+    pub(super) fn enforce(&mut self, pools: &mut Pools, now: Duration) {
         loop {
             let bytes = pools.full.kept() as u64 * self.block_bytes.0
                 + pools.sliding.kept() as u64 * self.block_bytes.1;
@@ -528,6 +580,16 @@ impl PrefixCache {
     }
 
     pub(super) fn remove(&mut self, pools: &mut Pools, id: AnchorId) -> bool {
+        self.remove_telling(pools, id, None)
+    }
+
+    /// The same; units that go with it are told to `gone` if anybody asks.
+    fn remove_telling(
+        &mut self,
+        pools: &mut Pools,
+        id: AnchorId,
+        gone: Option<&mut Vec<DroppedUnit>>,
+    ) -> bool {
         let Some(anchor) = self.anchors.remove(&id) else {
             return false;
         };
@@ -538,12 +600,12 @@ impl PrefixCache {
                 self.by_key.remove(&anchor.key);
             }
         }
-        self.release(pools, anchor);
+        self.release(pools, anchor, gone);
         true
     }
 
     /// Lets an anchor's blocks go, and the units that only it was kept for.
-    fn release(&mut self, pools: &mut Pools, anchor: Anchor) {
+    fn release(&mut self, pools: &mut Pools, anchor: Anchor, gone: Option<&mut Vec<DroppedUnit>>) {
         let leaf = anchor.leaf();
         for block in anchor.tail_blocks {
             pools.full.forget(block);
@@ -551,7 +613,7 @@ impl PrefixCache {
         for block in anchor.window {
             pools.sliding.forget(block);
         }
-        self.units.release(pools, leaf);
+        self.units.release(pools, leaf, gone);
     }
 }
 

@@ -15,6 +15,7 @@ use std::{
 };
 
 use super::{
+    below::Dropped,
     blocks::BlockPool,
     cost::StepCost,
     depth::Acceptance,
@@ -27,7 +28,7 @@ use super::{
     sequence::{Outcome, Sequence},
     stats::Stats,
     table::{Geometry, Pools},
-    tokens::PrefixKey,
+    tokens::{PrefixKey, TokenList},
     types::{Emitted, SeqId, TokenId},
 };
 use crate::backend::Limits;
@@ -127,6 +128,8 @@ pub struct Scheduler {
     pub(super) seqs: BTreeMap<SeqId, Sequence>,
     pub(super) running: BTreeSet<SeqId>,
     pub(super) waiting: BTreeSet<SeqId>,
+    /// Waiting for their prefix to be read: not admitted until then.
+    pub(super) held: BTreeSet<SeqId>,
     /// Acceptance over all sequences: what a new one starts from.
     pub(super) everyone: Acceptance,
     /// The same of drafts that were looked up.
@@ -188,6 +191,7 @@ impl Scheduler {
             seqs: BTreeMap::new(),
             running: BTreeSet::new(),
             waiting: BTreeSet::new(),
+            held: BTreeSet::new(),
             everyone: Acceptance::default(),
             everyones_lookups: LookupAcceptance::default(),
             cost: StepCost::default(),
@@ -231,7 +235,7 @@ impl Scheduler {
 
     /// Ends a sequence that cannot be computed; what its blocks hold is not trusted.
     pub fn fail(&mut self, now: Duration, seq: SeqId, reason: String) -> Option<Outcome> {
-        self.evict(seq);
+        self.discard(seq);
         self.cache.distrust(&mut self.pools, seq);
         self.end(now, seq, FinishReason::Failed(reason))
     }
@@ -240,7 +244,7 @@ impl Scheduler {
     /// tokens, which are the same (promise P1).
     pub fn reset(&mut self) {
         while let Some(&seq) = self.running.first() {
-            self.evict(seq);
+            self.discard(seq);
         }
         self.cache.clear(&mut self.pools);
     }
@@ -270,6 +274,49 @@ impl Scheduler {
     /// Gives an anchor up.
     pub fn forget_anchor(&mut self, anchor: AnchorId) {
         self.cache.remove(&mut self.pools, anchor);
+    }
+
+    /// A waiting sequence's tokens, how many units of them the device has, and how many of the
+    /// tokens it would spare; `None`: it does not wait.
+    pub fn prefix_of(&self, seq: SeqId) -> Option<(&TokenList, usize, usize)> {
+        let waiting = self.waiting.contains(&seq).then(|| self.seqs.get(&seq));
+        let tokens = &waiting.flatten()?.tokens;
+        let hit = self.cache.find(&self.pools, tokens);
+        let known = self.cache.known_units(tokens);
+        Some((tokens, known, hit.map_or(0, |hit| hit.len)))
+    }
+
+    /// Keeps a waiting sequence from being admitted: what it needs is being read.
+    pub fn hold(&mut self, seq: SeqId) {
+        if self.waiting.contains(&seq) {
+            self.held.insert(seq);
+        }
+    }
+
+    /// Lets a held sequence be admitted.
+    pub fn release(&mut self, seq: SeqId) {
+        self.held.remove(&seq);
+    }
+
+    /// Whether a sequence waits.
+    pub fn is_waiting(&self, seq: SeqId) -> bool {
+        self.waiting.contains(&seq)
+    }
+
+    /// Whether every sequence waits to be released.
+    pub fn is_held_up(&self) -> bool {
+        !self.held.is_empty() && self.held.len() == self.seqs.len()
+    }
+
+    /// Seconds that a row of prefill takes, if that was measured.
+    pub fn row_seconds(&self) -> Option<f64> {
+        self.cost.of_row()
+    }
+
+    /// What the prefix cache gave up for its blocks since this was last asked. The bytes are there
+    /// until a step runs or blocks are filled.
+    pub fn take_dropped(&mut self) -> Vec<Dropped> {
+        self.cache.take_dropped()
     }
 
     /// Whether there is nothing to compute.
@@ -345,8 +392,9 @@ impl Scheduler {
         self.cache.audit()
     }
 
-    /// Takes a sequence's blocks away; it waits to be computed again.
-    pub(super) fn evict(&mut self, seq: SeqId) {
+    /// Takes a sequence's blocks away, whose contents are not worth keeping; it waits to be computed
+    /// again.
+    pub(super) fn discard(&mut self, seq: SeqId) {
         let resident = self
             .seqs
             .get_mut(&seq)
@@ -356,6 +404,31 @@ impl Scheduler {
             self.running.remove(&seq);
             self.waiting.insert(seq);
         }
+    }
+
+    /// Takes a sequence's blocks away; it waits. What it computed becomes an anchor, which goes
+    /// where others go when blocks are needed: if it is still there, on the device or below, when
+    /// the sequence's turn comes again, nothing is computed twice.
+    pub(super) fn evict(&mut self, now: Duration, seq: SeqId) {
+        let Some(sequence) = self.seqs.get_mut(&seq) else {
+            return;
+        };
+        let Some(resident) = sequence.resident.take() else {
+            return;
+        };
+        self.running.remove(&seq);
+        self.waiting.insert(seq);
+        let mut table = resident.table;
+        table.trim(&mut self.pools, resident.computed);
+        let mut tokens = sequence.tokens.clone();
+        tokens.truncate(resident.computed);
+        let origin = Origin {
+            seq,
+            run: None,
+            place: None,
+            now,
+        };
+        self.cache.keep_end(&mut self.pools, origin, &tokens, table);
     }
 
     /// Forgets a sequence. What it computed becomes an anchor.
@@ -368,6 +441,7 @@ impl Scheduler {
         let mut sequence = self.seqs.remove(&seq)?;
         self.running.remove(&seq);
         self.waiting.remove(&seq);
+        self.held.remove(&seq);
         self.shares.leave(&sequence.account);
         self.counters.finished += 1;
         let outcome = sequence.outcome(now, reason);

@@ -89,6 +89,8 @@ pub(super) struct Sequence {
     /// `None` while it waits for blocks.
     pub(super) resident: Option<Resident>,
     pub(super) depth: Depth,
+    /// Drafts asked for last.
+    pub(super) asked: usize,
     pub(super) lookups: Lookups,
     pub(super) usage: Usage,
     submitted: Duration,
@@ -135,6 +137,7 @@ impl Sequence {
             limit,
             resident: None,
             depth: Depth::default(),
+            asked: 0,
             lookups: Lookups::default(),
             usage: Usage {
                 prompt: prompt.len(),

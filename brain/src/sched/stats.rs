@@ -29,6 +29,16 @@ pub struct Stats {
     pub prefix_hits: u64,
     /// Of those, where others can go on at the same time.
     pub prefix_shared: u64,
+    /// Times that a sequence went on from an anchor that came from below.
+    pub lifted: u64,
+    /// Times that a sequence went on from an anchor while more of its prompt was known, but no
+    /// anchor lay there.
+    pub anchor_misses: u64,
+    /// Times that a sequence began with a part of its prompt, not all but the newest token, taken
+    /// from the cache.
+    pub partial_hits: u64,
+    /// Rounds that asked for another number of drafts than the one before.
+    pub depth_changes: u64,
     /// Tokens emitted.
     pub generated_tokens: u64,
     /// Drafts checked.

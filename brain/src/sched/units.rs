@@ -6,6 +6,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::{
+    below::DroppedUnit,
     blocks::{Full, Kept},
     table::Pools,
     tokens::{PrefixKey, TokenList},
@@ -119,8 +120,14 @@ impl Units {
         }
     }
 
-    /// Something that followed a unit is gone; units that nothing follows go too.
-    pub(super) fn release(&mut self, pools: &mut Pools, mut key: Option<PrefixKey>) {
+    /// Something that followed a unit is gone; units that nothing follows go too, and are told to
+    /// `gone` if anybody asks.
+    pub(super) fn release(
+        &mut self,
+        pools: &mut Pools,
+        mut key: Option<PrefixKey>,
+        mut gone: Option<&mut Vec<DroppedUnit>>,
+    ) {
         while let Some(at) = key {
             let Some(unit) = self.by_key.get_mut(&at) else {
                 return;
@@ -130,12 +137,17 @@ impl Units {
                 return;
             }
             key = unit.parent;
-            for block in self
-                .by_key
-                .remove(&at)
-                .into_iter()
-                .flat_map(|unit| unit.blocks)
-            {
+            let Some(unit) = self.by_key.remove(&at) else {
+                return;
+            };
+            if let Some(gone) = &mut gone {
+                gone.push(DroppedUnit {
+                    key: at,
+                    parent: unit.parent,
+                    blocks: unit.blocks.iter().map(Kept::id).collect(),
+                });
+            }
+            for block in unit.blocks {
                 pools.full.forget(block);
             }
         }

@@ -54,6 +54,11 @@ impl Index {
         self.anchors.get(&(image.key, image.tail.clone()))
     }
 
+    /// The anchors, in no order.
+    pub(super) fn images(&self) -> impl Iterator<Item = &AnchorImage> {
+        self.anchors.values().map(|file| &file.image)
+    }
+
     /// The anchors, newest first.
     pub(super) fn newest_first(&self) -> Vec<&AnchorImage> {
         let mut all: Vec<_> = self.anchors.values().collect();

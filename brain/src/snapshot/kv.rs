@@ -12,7 +12,11 @@ use super::{
     file::{self, Content, FileError},
     index::{AnchorFile, Index, UnitsFile},
 };
-use crate::sched::{image::AnchorImage, tokens::PrefixKey};
+use crate::sched::{
+    below::Found,
+    image::AnchorImage,
+    tokens::{PrefixKey, TokenList},
+};
 
 /// See the module's description. Shared by the engine, which reads, and a thread that writes.
 #[derive(Debug)]
@@ -90,6 +94,43 @@ impl KvStore {
         index
             .anchor(image)
             .is_some_and(|file| file.image == *image && index.chain(image).is_some())
+    }
+
+    /// The anchor here that spares the most of the tokens, if more than `above`. The device has the
+    /// first `known` units, and others may be had elsewhere.
+    pub fn best(
+        &self,
+        tokens: &TokenList,
+        stride: usize,
+        known: usize,
+        above: usize,
+        elsewhere: impl Fn(&PrefixKey) -> bool,
+    ) -> Option<Found> {
+        let index = self.index();
+        let there = |unit: &usize| {
+            let key = tokens.key(*unit);
+            key.is_some_and(|key| index.unit(&key).is_some() || elsewhere(&key))
+        };
+        let reach = known + (known + 1..).take_while(there).count();
+        let fits = |image: &&AnchorImage| {
+            image.units <= reach && tokens.key(image.units) == Some(image.key)
+        };
+        let best = index
+            .images()
+            .filter(fits)
+            .map(|image| (image.spares(tokens, stride), image))
+            .max_by_key(|(spares, _)| *spares);
+        let (_, image) = best.filter(|(spares, _)| *spares > above)?;
+        let chain = (1..=image.units).map_while(|unit| tokens.key(unit));
+        Some(Found {
+            image: image.clone(),
+            chain: chain.collect(),
+        })
+    }
+
+    /// Bytes of the file of an anchor; 0 when it is not here.
+    pub fn anchor_bytes(&self, image: &AnchorImage) -> u64 {
+        self.index().anchor(image).map_or(0, |file| file.bytes)
     }
 
     /// The anchors, newest first, each with the keys of its units; incomplete ones are left out.

@@ -7,6 +7,8 @@
     reason = "helpers of tests, of which every test binary uses its own part"
 )]
 
+mod below;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use brain::{
@@ -33,6 +35,8 @@ pub struct World {
     pub config: SchedConfig,
     pub right: f64,
     pub repeats: f64,
+    /// Anchors that what lies below the device can hold; 0: nothing lies there.
+    pub below: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -46,6 +50,8 @@ pub struct Plan {
     pub run: u8,
     /// Share of the answer, in 16ths, that the client holds already.
     pub received: usize,
+    /// Steps for which it is held before it may be admitted.
+    pub held: usize,
     pub arrives: usize,
     pub cancelled_after: Option<usize>,
 }
@@ -89,9 +95,10 @@ pub fn world() -> impl Strategy<Value = World> {
         1usize..14,
         0usize..9,
         (0.0..=1.0f64, prop::sample::select(vec![0.0, 0.0, 0.9, 1.0])),
+        prop::sample::select(vec![0usize, 2, 30]),
     )
         .prop_flat_map(
-            |(full_block_size, sliding_block_size, window, max_drafts, (right, repeats))| {
+            |(full_block_size, sliding_block_size, window, max_drafts, (right, repeats), below)| {
                 let stride = full_block_size * sliding_block_size;
                 let sliding_least = (window + stride).div_ceil(sliding_block_size) + 2;
                 let sizes = (
@@ -123,6 +130,7 @@ pub fn world() -> impl Strategy<Value = World> {
                                     anchors,
                                     bytes: if anchors == 5 { 100 } else { u64::MAX },
                                     pin_lease: Duration::from_millis(20),
+                                    spill: below > 0,
                                     ..CacheConfig::default()
                                 },
                                 turn_ends: vec![7],
@@ -130,6 +138,7 @@ pub fn world() -> impl Strategy<Value = World> {
                             },
                             right,
                             repeats,
+                            below,
                         }
                     },
                 )
@@ -159,7 +168,10 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         0u64..6,
         draft,
         0u8..3,
-        prop_oneof![3 => Just(0usize), 1 => 0usize..17],
+        (
+            prop_oneof![3 => Just(0usize), 1 => 0usize..17],
+            prop_oneof![4 => Just(0usize), 1 => 0usize..9],
+        ),
         0usize..60,
         prop::option::weighted(0.2, 0usize..40),
     )
@@ -172,7 +184,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
                 sampling,
                 draft,
                 run,
-                received,
+                (received, held),
                 arrives,
                 cancelled_after,
             )| {
@@ -185,6 +197,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
                     draft,
                     run,
                     received,
+                    held,
                     arrives,
                     cancelled_after,
                 }
@@ -289,6 +302,9 @@ pub struct Simulation {
     pub gone: Vec<Stats>,
     /// Anchors that were taken in from a snapshot.
     pub restored: u64,
+    heap: below::Heap,
+    /// When those that are held may be admitted.
+    held: BTreeMap<SeqId, usize>,
 }
 
 impl Simulation {
@@ -304,6 +320,8 @@ impl Simulation {
             world: world.clone(),
             gone: Vec::new(),
             restored: 0,
+            heap: below::Heap::new(world.below),
+            held: BTreeMap::new(),
         }
     }
 
@@ -353,6 +371,10 @@ impl Simulation {
         match self.scheduler.submit(self.now(), valid) {
             Submitted::Queued(seq) => {
                 self.there.insert(seq, running);
+                if plan.held > 0 {
+                    self.scheduler.hold(seq);
+                    self.held.insert(seq, self.step + plan.held);
+                }
             }
             Submitted::Done(outcome) => {
                 running.outcome = Some(outcome);
@@ -426,6 +448,9 @@ impl Simulation {
         let world = &self.world;
         self.scheduler = Scheduler::new(world.limits.clone(), world.config.clone()).unwrap();
         self.fake = device(world);
+        self.held.clear();
+        // Memory does not outlive the process.
+        self.heap = below::Heap::new(world.below);
         for anchor in saved {
             let now = self.now();
             let restored = self.scheduler.restore(now, &anchor.image, &anchor.chain);
@@ -462,9 +487,23 @@ impl Simulation {
 
     /// Plans, runs and commits, unless there is an accident.
     pub fn run_step(&mut self, accident: Option<Accident>) -> Result<Option<Step>, TestCaseError> {
-        let Some(step) = self.scheduler.plan(self.now()) else {
+        self.held.retain(|seq, due| {
+            let waits = *due > self.step;
+            if !waits {
+                self.scheduler.release(*seq);
+            }
+            waits
+        });
+        let now = self.now();
+        let stride = self.scheduler.stride();
+        let mut below = below::AtHand {
+            heap: &mut self.heap,
+            device: &mut self.fake,
+            stride,
+        };
+        let Some(step) = self.scheduler.plan_over(now, &mut below) else {
             prop_assert!(
-                self.there.is_empty(),
+                self.there.is_empty() || self.scheduler.is_held_up(),
                 "sequences wait and nothing is planned"
             );
             return Ok(None);
@@ -546,6 +585,7 @@ pub fn roomy() -> World {
         config: SchedConfig::default(),
         right: 0.7,
         repeats: 0.0,
+        below: 0,
     }
 }
 
@@ -559,6 +599,7 @@ pub fn plain(prompt: Vec<TokenId>, max_tokens: u32, run: u8) -> Plan {
         draft: DraftDepth::Auto,
         run,
         received: 0,
+        held: 0,
         arrives: 0,
         cancelled_after: None,
     }

@@ -14,32 +14,32 @@ use tokio::sync::watch;
 use crate::runs::Chance;
 
 /// Where the brain is now; `None` between two lives.
-pub type Address = watch::Receiver<Option<BrainClient<BrainChannel>>>;
+pub(crate) type Address = watch::Receiver<Option<BrainClient<BrainChannel>>>;
 
 /// A look at the brain.
 #[derive(Clone, Copy, Debug)]
-pub struct Sample {
+pub(crate) struct Sample {
     /// When.
-    pub at: Duration,
+    pub(crate) at: Duration,
     /// Its resident memory in bytes; `None` when it was not there.
-    pub resident: Option<u64>,
+    pub(crate) resident: Option<u64>,
     /// Tokens that clients received since the last look.
-    pub tokens: u64,
+    pub(crate) tokens: u64,
     /// Bytes of its snapshots.
-    pub disk: u64,
+    pub(crate) disk: u64,
 }
 
 /// The end of a life.
 #[derive(Clone, Copy, Debug)]
-pub struct Kill {
+pub(crate) struct Kill {
     /// When.
-    pub at: Duration,
+    pub(crate) at: Duration,
     /// SIGKILL, not SIGTERM.
-    pub hard: bool,
+    pub(crate) hard: bool,
 }
 
 /// See the module's description.
-pub struct Lives {
+pub(crate) struct Lives {
     brain: Option<Brain>,
     folder: PathBuf,
     began: Instant,
@@ -52,7 +52,7 @@ pub struct Lives {
 
 impl Lives {
     /// The first life.
-    pub fn begin(folder: &Path, seed: u64) -> Self {
+    pub(crate) fn begin(folder: &Path, seed: u64) -> Self {
         let now = Instant::now();
         let mut lives = Self {
             brain: None,
@@ -69,7 +69,7 @@ impl Lives {
     }
 
     /// Where it is to be found.
-    pub fn address(&self) -> Address {
+    pub(crate) fn address(&self) -> Address {
         self.address.subscribe()
     }
 
@@ -81,6 +81,8 @@ impl Lives {
             // Not enough for the clients at work, so that they take blocks from each other.
             "--kv-cache-memory",
             KV_MEMORY,
+            "--host-cache-memory",
+            HOST_MEMORY,
             "--snapshot-dir",
             folder,
             "--snapshot-interval",
@@ -104,7 +106,7 @@ impl Lives {
     }
 
     /// Ends this life and begins the next, if it is time.
-    pub async fn strike_when_due(&mut self) {
+    pub(crate) async fn strike_when_due(&mut self) {
         if Instant::now() < self.due {
             return;
         }
@@ -132,7 +134,7 @@ impl Lives {
     }
 
     /// The resident memory of a brain that has been there for some seconds.
-    pub fn resident(&self) -> Option<u64> {
+    pub(crate) fn resident(&self) -> Option<u64> {
         let brain = self.brain.as_ref()?;
         if self.born.elapsed() < Duration::from_secs(3) {
             return None;
@@ -146,7 +148,7 @@ impl Lives {
     }
 
     /// The last life ends cleanly.
-    pub fn end(mut self) -> Vec<Kill> {
+    pub(crate) fn end(mut self) -> Vec<Kill> {
         self.stop(false);
         self.kills
     }
@@ -155,8 +157,11 @@ impl Lives {
 /// Memory for keys and values: two of the longest runs fit, and a little more.
 const KV_MEMORY: &str = "6MiB";
 
+/// Memory for what has no room there: some of the runs.
+const HOST_MEMORY: &str = "8MiB";
+
 /// Bytes of all files below a folder.
-pub fn size(folder: &Path) -> u64 {
+pub(crate) fn size(folder: &Path) -> u64 {
     let mut bytes = 0;
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         // What is removed in the meantime counts nothing.

@@ -12,7 +12,7 @@ const BAND: f64 = 150.0;
 const ABOVE: f64 = 36.0;
 
 /// The picture.
-pub fn svg(samples: &[Sample], kills: &[Kill]) -> String {
+pub(crate) fn svg(samples: &[Sample], kills: &[Kill]) -> String {
     let longest = samples
         .last()
         .map_or(1.0, |last| last.at.as_secs_f64())

@@ -10,41 +10,41 @@ const TURNS: usize = 6;
 
 /// One turn.
 #[derive(Clone, Debug)]
-pub struct Turn {
+pub(crate) struct Turn {
     /// What is asked: the whole prompt.
-    pub spec: GenerationSpec,
+    pub(crate) spec: GenerationSpec,
     /// What an undisturbed brain answers.
-    pub answer: Vec<u32>,
+    pub(crate) answer: Vec<u32>,
     /// Tokens of the prompt.
-    pub prompt: usize,
+    pub(crate) prompt: usize,
 }
 
 /// One run.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub(crate) struct Run {
     /// Its turns, each prompt the one before with its answer and something more.
-    pub turns: Vec<Turn>,
+    pub(crate) turns: Vec<Turn>,
 }
 
 impl Run {
     /// Tokens of all its answers.
-    pub fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.turns.iter().map(|turn| turn.answer.len()).sum()
     }
 }
 
 /// Random numbers of a seed (splitmix64).
 #[derive(Clone, Debug)]
-pub struct Chance(u64);
+pub(crate) struct Chance(u64);
 
 impl Chance {
     /// Numbers of this seed.
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// A number below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -53,13 +53,13 @@ impl Chance {
     }
 
     /// True once in so many times.
-    pub fn once_in(&mut self, times: u64) -> bool {
+    pub(crate) fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 }
 
 /// Computes every run on a brain of its own: no drafter, memory enough, nothing in its way.
-pub async fn undisturbed(runs: u64, seed: u64) -> Vec<Run> {
+pub(crate) async fn undisturbed(runs: u64, seed: u64) -> Vec<Run> {
     let flags = ["--device", "cpu", "--drafter", "none"];
     let brain = Brain::start(BrainOptions {
         flags: flags.map(str::to_owned).to_vec(),

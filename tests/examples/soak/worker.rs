@@ -21,37 +21,37 @@ use crate::{
 
 /// What all clients did.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub(crate) struct Counts {
     /// Turns read to their end.
-    pub turns: AtomicU64,
+    pub(crate) turns: AtomicU64,
     /// Tokens received and found right.
-    pub tokens: AtomicU64,
+    pub(crate) tokens: AtomicU64,
     /// Answers given up in the middle.
-    pub aborts: AtomicU64,
+    pub(crate) aborts: AtomicU64,
     /// Streams left in the middle and read on.
-    pub returns: AtomicU64,
+    pub(crate) returns: AtomicU64,
     /// Calls turned away by a busy or ending brain.
-    pub refusals: AtomicU64,
+    pub(crate) refusals: AtomicU64,
     /// Prompt tokens of the turns.
-    pub prompt: AtomicU64,
+    pub(crate) prompt: AtomicU64,
     /// Of these, from the cache.
-    pub cached: AtomicU64,
+    pub(crate) cached: AtomicU64,
 }
 
 /// See the module's description.
-pub struct Worker {
+pub(crate) struct Worker {
     /// Which.
-    pub number: u64,
+    pub(crate) number: u64,
     /// What it takes up.
-    pub runs: Arc<Vec<Run>>,
+    pub(crate) runs: Arc<Vec<Run>>,
     /// Where brain is.
-    pub brain: Address,
+    pub(crate) brain: Address,
     /// What it did.
-    pub counts: Arc<Counts>,
+    pub(crate) counts: Arc<Counts>,
     /// When it takes up nothing more.
-    pub until: Instant,
+    pub(crate) until: Instant,
     /// Its random numbers.
-    pub chance: Chance,
+    pub(crate) chance: Chance,
 }
 
 /// How a stream ended.
@@ -74,7 +74,7 @@ enum Whim {
 
 impl Worker {
     /// Works until it is time.
-    pub async fn work(mut self) {
+    pub(crate) async fn work(mut self) {
         let mut taken_up = 0;
         while Instant::now() < self.until {
             taken_up += 1;
