@@ -78,6 +78,8 @@ impl Lives {
         let flags = [
             "--device",
             "cpu",
+            "--max-model-len",
+            "2048",
             // Not enough for the clients at work, so that they take blocks from each other.
             "--kv-cache-memory",
             KV_MEMORY,
@@ -155,10 +157,10 @@ impl Lives {
 }
 
 /// Memory for keys and values: two of the longest runs fit, and a little more.
-const KV_MEMORY: &str = "6MiB";
+const KV_MEMORY: &str = "20MiB";
 
 /// Memory for what has no room there: some of the runs.
-const HOST_MEMORY: &str = "8MiB";
+const HOST_MEMORY: &str = "16MiB";
 
 /// Bytes of all files below a folder.
 pub(crate) fn size(folder: &Path) -> u64 {
