@@ -24,7 +24,7 @@ use prometheus_client::{
 
 use super::{app::App, error::ApiError};
 use crate::{
-    engine::{Engine, Observer},
+    engine::{Engine, Observer, TierStats},
     sched::{request::FinishReason, sequence::Outcome, stats::Stats},
     serving::Serving,
 };
@@ -273,6 +273,36 @@ const LEVELS: [Level; 4] = [
     ),
 ];
 
+type Tier = (&'static str, &'static str, fn(&TierStats) -> u64);
+
+const TIERS: [Tier; 5] = [
+    (
+        "brain:host_cache_bytes",
+        "Bytes of cached prompts in this machine's memory",
+        |t| t.host_bytes,
+    ),
+    (
+        "brain:spilled_bytes",
+        "Bytes copied from the device since the start, their blocks being needed",
+        |t| t.spilled_bytes,
+    ),
+    (
+        "brain:loaded_bytes",
+        "Bytes of cached prompts that came back to the device since the start",
+        |t| t.loaded_bytes,
+    ),
+    (
+        "brain:fetched_bytes",
+        "Bytes of cached prompts read from disk for requests since the start",
+        |t| t.fetched_bytes,
+    ),
+    (
+        "brain:snapshot_pieces_waiting",
+        "Pieces of snapshots that wait to be written",
+        |t| t.saving as u64,
+    ),
+];
+
 impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let stats = self.0.stats();
@@ -283,6 +313,11 @@ impl Collector for Counted {
         }
         for (name, help, read) in LEVELS {
             let gauge = ConstGauge::new(read(&stats.sched));
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            gauge.encode(metric)?;
+        }
+        for (name, help, read) in TIERS {
+            let gauge = ConstGauge::new(read(&stats.tiers) as f64);
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             gauge.encode(metric)?;
         }

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use super::report::{BatchRow, ContextRow, RestartRow, Results, ReuseRow};
+use super::report::{BatchRow, ContextRow, RestartRow, Results, ReuseRow, StallRow};
 use crate::{
     bringup,
     cli::BenchArgs,
@@ -20,6 +20,8 @@ use crate::{
 /// Tokens of a turn's question and of the prompts of a batch.
 const QUESTION: usize = 16;
 const BATCH_PROMPT: usize = 128;
+/// Gaps between tokens that make the usual one.
+const USUAL_GAPS: usize = 200;
 /// Time that an engine gets to save what the next one takes in.
 const SAVING: Duration = Duration::from_secs(600);
 
@@ -85,6 +87,10 @@ impl Bench<'_> {
         for &context in contexts.iter().filter(|&&context| context > 0) {
             (self.progress)(&format!("next turn after {context} tokens"));
             results.reuse.push(self.reuse(&mut device, context).await?);
+        }
+        if let Some(&context) = contexts.last().filter(|&&context| context > 0) {
+            (self.progress)(&format!("decoding while {context} tokens are computed"));
+            results.stall.push(self.stall(&mut device, context).await?);
         }
         device.end().await;
         if let Some(&context) = contexts.last().filter(|&&context| context > 0) {
@@ -187,6 +193,29 @@ impl Bench<'_> {
             first_ms: millis(first.outcome.timings.ttft),
             next_ms: millis(second.outcome.timings.ttft),
             cached_share: second.outcome.usage.cached as f64 / known as f64,
+        })
+    }
+
+    /// Somebody reads token after token; then a long prompt comes.
+    async fn stall(&self, device: &mut Device, context: usize) -> Result<StallRow, Error> {
+        let room = device.engine.max_len().saturating_sub(QUESTION);
+        let prompt = device.prompt(QUESTION);
+        let mut reading = device.open(prompt, room as u32, DraftDepth::Fixed(0))?;
+        let never = std::future::pending::<Result<Done, Error>>();
+        let usual = gaps(&mut reading, USUAL_GAPS, never).await?;
+        let prompt = device.prompt(context);
+        let computed = device.ask(prompt, 1, DraftDepth::Fixed(0));
+        let mut during = gaps(&mut reading, usize::MAX, computed).await?;
+        let id = reading.generation_id().to_owned();
+        device.engine.cancel(&id);
+        during.sort_unstable_by(f64::total_cmp);
+        let late = during.len() * 99 / 100;
+        Ok(StallRow {
+            context,
+            usual_ms: median(usual),
+            late_ms: during.get(late).copied().unwrap_or(0.0),
+            worst_ms: during.last().copied().unwrap_or(0.0),
+            median_ms: median(during),
         })
     }
 
@@ -297,6 +326,35 @@ async fn read(mut cursor: Cursor) -> Result<(Vec<TokenId>, Outcome), Error> {
         }
     }
     Err(Error::Serving("the engine has stopped".into()))
+}
+
+/// Milliseconds between the rounds of a stream, until there are `count` or `other` is done.
+async fn gaps<T>(
+    stream: &mut Cursor,
+    count: usize,
+    other: impl Future<Output = Result<T, Error>>,
+) -> Result<Vec<f64>, Error> {
+    let mut other = std::pin::pin!(other);
+    let mut gaps = Vec::new();
+    let mut last = None;
+    while gaps.len() < count {
+        let event = tokio::select! {
+            event = stream.next() => event,
+            done = &mut other => {
+                done?;
+                break;
+            }
+        };
+        if !matches!(event, Some(LogEvent::Tokens { .. })) {
+            let reason = "the answer beside the prompt ended before it";
+            return Err(Error::Serving(reason.into()));
+        }
+        let now = std::time::Instant::now();
+        if let Some(last) = last.replace(now) {
+            gaps.push(millis(now - last));
+        }
+    }
+    Ok(gaps)
 }
 
 /// Tokens behind the first, a second.

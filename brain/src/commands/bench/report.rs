@@ -22,6 +22,8 @@ pub(super) struct Results {
     pub(super) contexts: Vec<ContextRow>,
     pub(super) batches: Vec<BatchRow>,
     pub(super) reuse: Vec<ReuseRow>,
+    #[serde(default)]
+    pub(super) stall: Vec<StallRow>,
     pub(super) restart: Vec<RestartRow>,
 }
 
@@ -60,6 +62,19 @@ pub(super) struct ReuseRow {
     pub(super) next_ms: f64,
     /// Of the tokens that were known, those taken from the cache.
     pub(super) cached_share: f64,
+}
+
+/// What somebody who is reading feels of a prompt that is computed meanwhile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct StallRow {
+    /// Tokens of that prompt.
+    pub(super) context: usize,
+    /// Between two tokens, before it came: the median.
+    pub(super) usual_ms: f64,
+    /// While it was computed: the median, the longest but one in a hundred, and the longest.
+    pub(super) median_ms: f64,
+    pub(super) late_ms: f64,
+    pub(super) worst_ms: f64,
 }
 
 /// The next turn in another brain.
@@ -118,6 +133,24 @@ pub(super) fn markdown(results: &Results) -> String {
     });
     let heads = "context | first turn, ms to the first token | next turn | from the cache";
     table(&mut text, "Prefix reuse", heads, rows);
+    let rows = results.stall.iter().map(|row| {
+        format!(
+            "| {} | {:.2} | {:.2} | {:.2} | {:.2} ({:.1} times the usual) |",
+            row.context,
+            row.usual_ms,
+            row.median_ms,
+            row.late_ms,
+            row.worst_ms,
+            row.worst_ms / row.usual_ms.max(f64::MIN_POSITIVE),
+        )
+    });
+    let heads = "prompt beside it | usual ms between tokens | median | 99 % below | longest";
+    table(
+        &mut text,
+        "Decoding while a prompt is computed",
+        heads,
+        rows,
+    );
     let rows = results.restart.iter().map(|row| {
         format!(
             "| {} | {:.1} | {:.1} | {:.2} % |",
@@ -210,6 +243,13 @@ pub(super) fn sample() -> Results {
             sequences: 4,
             tokens_per_second: 300.0,
         }],
+        stall: vec![StallRow {
+            context: 4096,
+            usual_ms: 2.0,
+            median_ms: 3.0,
+            late_ms: 4.5,
+            worst_ms: 5.0,
+        }],
         restart: vec![RestartRow {
             context: 4096,
             computed_ms: 4000.0,
@@ -234,6 +274,7 @@ mod tests {
             "| 0 | 1000 | 100.0 | 180.0 | 1.80 | 4.0 | 75 % |",
             "| 4 | 300.0 |",
             "| 4096 | 4000.0 | 40.0 | 99.95 % |",
+            "| 4096 | 2.00 | 3.00 | 4.50 | 5.00 (2.5 times the usual) |",
             "no drafter",
         ] {
             assert!(text.contains(line), "{line} in {text}");
