@@ -19,7 +19,10 @@ use std::{
 
 use brain::{
     backend::cpu::{CpuExecutor, CpuOptions},
-    engine::{Cursor, Engine, EngineConfig, LogEvent, clock::SystemClock},
+    engine::{
+        Cursor, Engine, EngineConfig, LogEvent,
+        clock::{Clock, ManualClock, SystemClock},
+    },
     model::{DrafterChoice, LoadOptions, load},
     sched::{
         request::{FinishReason, Request},
@@ -91,6 +94,8 @@ struct Setup {
     threads: usize,
     /// KV blocks for one sequence and little more.
     cramped: bool,
+    /// Bytes of the tier below the device's memory.
+    host: u64,
 }
 
 const PLAIN: Setup = Setup {
@@ -98,6 +103,7 @@ const PLAIN: Setup = Setup {
     chunk: usize::MAX,
     threads: 1,
     cramped: false,
+    host: 0,
 };
 
 fn executor(folder: &Path, setup: &Setup) -> CpuExecutor {
@@ -127,9 +133,16 @@ fn executor(folder: &Path, setup: &Setup) -> CpuExecutor {
 }
 
 fn engine(folder: &Path, setup: &Setup) -> Engine {
-    let mut config = EngineConfig::default();
+    let mut config = EngineConfig {
+        host_cache: setup.host,
+        ..EngineConfig::default()
+    };
     config.sched.chunk = setup.chunk;
-    let clock = Arc::new(SystemClock::start());
+    let clock: Arc<dyn Clock> = match setup.host {
+        0 => Arc::new(SystemClock::start()),
+        // Time stands: what a way costs is not known, and it is taken.
+        _ => Arc::new(ManualClock::default()),
+    };
     Engine::start(Box::new(executor(folder, setup)), config, clock).unwrap()
 }
 
@@ -284,7 +297,7 @@ async fn drafts_company_and_chunks_change_no_bit() {
 #[tokio::test]
 async fn preemption_changes_no_bit() {
     let scratch = tempfile::tempdir().unwrap();
-    for name in ["e2b", "all"] {
+    for (name, host) in [("e2b", 0), ("all", 0), ("e2b", 1 << 20), ("all", 1 << 20)] {
         let folder = in_bf16(name, scratch.path());
         let roomy = engine(&folder, &PLAIN);
         let cramped = engine(
@@ -292,6 +305,7 @@ async fn preemption_changes_no_bit() {
             &Setup {
                 cramped: true,
                 chunk: 16,
+                host,
                 ..PLAIN
             },
         );
@@ -324,9 +338,10 @@ async fn preemption_changes_no_bit() {
         }
         let stats = cramped.stats().sched;
         println!(
-            "{name}: {} preemptions, {} blocks",
-            stats.preemptions, stats.full_blocks
+            "{name}: {} preemptions, {} blocks, {} times back from {host} bytes below",
+            stats.preemptions, stats.full_blocks, stats.lifted
         );
+        assert_eq!(stats.lifted > 0, host > 0, "{name}: {stats:?}");
         assert!(
             stats.preemptions > 0,
             "{name}: there was room for all: {stats:?}"

@@ -306,6 +306,33 @@ fn runs_share_the_rows_of_prefill_evenly() {
 }
 
 #[test]
+fn a_step_of_priority_doubles_a_runs_rows_of_prefill() {
+    let mut world = roomy();
+    world.limits.max_rows = 32;
+    world.config.chunk = 16;
+    let mut simulation = Simulation::new(&world);
+    for run in [1, 2] {
+        let plan = Plan {
+            priority: i32::from(run == 2),
+            ..plain(vec![5 + u32::from(run); 1600], 1, run)
+        };
+        // Two prompts each: neither run could use all rows alone.
+        simulation.submit(&plan).unwrap();
+        simulation.submit(&plan).unwrap();
+    }
+    let mut rows = [0; 2];
+    for _ in 0..60 {
+        let step = simulation.run_step(None).unwrap().unwrap();
+        for seq in &step.seqs {
+            rows[(seq.tokens[0] - 6) as usize] += seq.tokens.len();
+        }
+        simulation.step += 1;
+    }
+    let ratio = rows[1] as f64 / rows[0] as f64;
+    assert!((1.8..2.2).contains(&ratio), "{rows:?}");
+}
+
+#[test]
 fn drafts_make_fewer_steps_and_automatic_depth_finds_that_out() {
     let steps = |right: f64, draft: DraftDepth| {
         let mut simulation = Simulation::new(&World { right, ..roomy() });

@@ -13,6 +13,7 @@ use tokio::sync::watch;
 
 use super::clock::Clock;
 use crate::sched::{
+    fair::Priority,
     request::{Request, RequestHash},
     sequence::Outcome,
     types::{DraftDepth, Emitted, SamplingParams, TokenId},
@@ -79,6 +80,7 @@ pub(super) struct Generation {
     /// The caller.
     pub(super) owner: Arc<str>,
     /// What a successor needs besides `started` to go on with it.
+    pub(super) priority: Priority,
     pub(super) cache_salt: String,
     pub(super) note: Arc<[u8]>,
     pub(super) started: Started,
@@ -128,6 +130,7 @@ impl Generation {
         Self {
             id,
             owner: request.owner.as_str().into(),
+            priority: request.priority,
             cache_salt: request.cache_salt.clone(),
             note: request.note.clone(),
             started,

@@ -228,6 +228,7 @@ impl Engine {
             let mut request = Request {
                 draft: begin.draft,
                 run_id: begin.run_id,
+                priority: begin.priority,
                 owner: begin.owner,
                 cache_salt: begin.cache_salt,
                 stop_strings: begin.stop_strings,

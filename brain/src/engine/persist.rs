@@ -168,6 +168,7 @@ impl Logs {
             owner: (*generation.owner).to_owned(),
             id: generation.id.clone(),
             run_id: (*started.run_id).to_owned(),
+            priority: generation.priority,
             cache_salt: generation.cache_salt.clone(),
             prompt: started.prompt.to_vec(),
             params: (*started.params).clone(),

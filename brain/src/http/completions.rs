@@ -163,6 +163,7 @@ impl CompletionRequest {
             sampling: Some(self.sampling.clone()),
             run_id: self.deliver.run_id(),
             cache_salt: self.deliver.cache_salt(),
+            priority: self.deliver.priority,
             logprobs: self.logprobs.map_or(0, |top| 1 + top),
             ..pb::GenerationSpec::default()
         };

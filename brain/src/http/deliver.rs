@@ -16,6 +16,7 @@ pub(super) struct Delivery {
     resumable: Option<bool>,
     prompt_cache_key: Option<String>,
     cache_salt: Option<String>,
+    priority: Option<i32>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -38,6 +39,8 @@ pub(super) struct Deliver {
     /// Requests of one session belong to one run.
     session: Option<String>,
     cache_salt: String,
+    /// As the contract has it.
+    pub(super) priority: i32,
 }
 
 impl Deliver {
@@ -72,6 +75,8 @@ impl Deliver {
             resumable,
             from: after.map_or(0, |last| last + 1),
             cache_salt: fields.cache_salt.unwrap_or_default(),
+            // As in vLLM: less is sooner.
+            priority: fields.priority.unwrap_or(0).saturating_neg().clamp(-4, 4),
             session: fields.prompt_cache_key.or_else(|| session(headers)),
         })
     }

@@ -47,6 +47,7 @@ impl Turn {
             sampling: Some(sampling),
             run_id: deliver.run_id(),
             cache_salt: deliver.cache_salt(),
+            priority: deliver.priority,
             logprobs: self.logprobs,
             ..pb::GenerationSpec::default()
         }

@@ -9,7 +9,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::types::{DraftDepth, SamplingParams, TokenId};
+use super::{
+    fair::Priority,
+    types::{DraftDepth, SamplingParams, TokenId},
+};
 use crate::backend::Limits;
 
 /// Finds stop strings in the text of the generated tokens.
@@ -31,6 +34,8 @@ pub struct Request {
     /// The marathon this belongs to: fairness between runs, and the newest anchor of each is kept.
     /// Empty: none.
     pub run_id: String,
+    /// Its run's share of what is computed, compared with others.
+    pub priority: Priority,
     /// The caller: who it is, as far as the program knows. Runs, generations and cached prefixes of
     /// one caller are out of reach of every other.
     pub owner: String,
@@ -57,6 +62,7 @@ impl Request {
             params: params.into(),
             draft: DraftDepth::Auto,
             run_id: String::new(),
+            priority: Priority::default(),
             owner: String::new(),
             cache_salt: String::new(),
             received: Vec::new(),
@@ -480,6 +486,7 @@ mod tests {
         other.draft = DraftDepth::Fixed(3);
         other.received = vec![4];
         other.run_id = "run".into();
+        other.priority = Priority::new(2).unwrap();
         other.owner = "key".into();
         other.cache_salt = "salt".into();
         assert_eq!(other.hash(), request().hash());

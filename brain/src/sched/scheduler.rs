@@ -222,7 +222,7 @@ impl Scheduler {
             return Submitted::Done(sequence.outcome(now, reason));
         }
         self.next_id += 1;
-        self.shares.enter(&sequence.account);
+        self.shares.enter(&sequence.account, sequence.priority);
         self.seqs.insert(id, sequence);
         self.waiting.insert(id);
         Submitted::Queued(id)

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     depth::Depth,
-    fair::Account,
+    fair::{Account, Priority},
     ngram::{Kind, Lookups},
     prefix::AnchorId,
     request::{FinishReason, Request, StopCheck, ValidRequest, end_after},
@@ -72,6 +72,7 @@ pub(super) struct Resident {
 pub(super) struct Sequence {
     pub(super) id: SeqId,
     pub(super) account: Account,
+    pub(super) priority: Priority,
     /// The run's name, together with its caller's.
     pub(super) run: Option<String>,
     /// Where it leaves anchors while it computes its prompt, in order.
@@ -113,6 +114,7 @@ impl Sequence {
             params,
             draft,
             run_id,
+            priority,
             owner,
             cache_salt,
             received,
@@ -127,6 +129,7 @@ impl Sequence {
             id,
             account: Account::of(run.as_deref().unwrap_or_default(), id.0),
             run,
+            priority,
             marks: Vec::new(),
             origin: None,
             params,

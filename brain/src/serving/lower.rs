@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{Serving, conversation, problem, sampling, size};
 use crate::{
     engine::Started,
-    sched::{request::Request, types::TokenId},
+    sched::{fair::Priority, request::Request, types::TokenId},
     text::{
         conversation::Tool,
         model::TextModel,
@@ -60,6 +60,7 @@ pub(super) fn lower(
     let mut request = Request {
         draft: resolved.draft,
         run_id: spec.run_id,
+        priority: priority(spec.priority)?,
         cache_salt: cache_salt(spec.cache_salt)?,
         received: spec.received_tokens,
         stop_strings: resolved.stops,
@@ -107,6 +108,14 @@ pub(crate) fn revive(text: &TextModel, request: &mut Request) {
     });
     let schemas: Arc<Schemas> = schemas(&tools.collect::<Vec<_>>());
     request.reading = Some(schemas);
+}
+
+fn priority(level: i32) -> Result<Priority, Problem> {
+    let (least, most) = (Priority::RANGE.start(), Priority::RANGE.end());
+    Priority::new(level).ok_or_else(|| {
+        let message = format!("priority is {level}: give {least} to {most}");
+        Problem::invalid("spec.priority", message)
+    })
 }
 
 /// Bytes of a salt, at most.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record;
 use crate::sched::{
+    fair::Priority,
     sequence::Outcome,
     types::{DraftDepth, Emitted, SamplingParams, TokenId},
 };
@@ -24,6 +25,8 @@ pub struct Begin {
     pub id: String,
     /// The run it belongs to.
     pub run_id: String,
+    /// Of that run.
+    pub priority: Priority,
     /// Further separation of cached prefixes.
     pub cache_salt: String,
     /// Input tokens.
@@ -173,6 +176,7 @@ mod tests {
             owner: "key".into(),
             id: "g".into(),
             run_id: "run".into(),
+            priority: Priority::default(),
             cache_salt: String::new(),
             prompt: vec![1, 2, 3],
             params: SamplingParams::greedy(9),

@@ -17,6 +17,7 @@ use brain::{
         fake::{FakeExecutor, FakeOptions},
     },
     sched::{
+        fair::Priority,
         image::AnchorImage,
         prefix::CacheConfig,
         request::{FinishReason, Request},
@@ -48,6 +49,8 @@ pub struct Plan {
     pub sampling: u64,
     pub draft: DraftDepth,
     pub run: u8,
+    /// Of its run.
+    pub priority: i32,
     /// Share of the answer, in 16ths, that the client holds already.
     pub received: usize,
     /// Steps for which it is held before it may be admitted.
@@ -167,7 +170,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         1u32..40,
         0u64..6,
         draft,
-        0u8..3,
+        (0u8..3, -4i32..5),
         (
             prop_oneof![3 => Just(0usize), 1 => 0usize..17],
             prop_oneof![4 => Just(0usize), 1 => 0usize..9],
@@ -183,7 +186,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
                 max_tokens,
                 sampling,
                 draft,
-                run,
+                (run, priority),
                 (received, held),
                 arrives,
                 cancelled_after,
@@ -196,6 +199,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
                     sampling,
                     draft,
                     run,
+                    priority,
                     received,
                     held,
                     arrives,
@@ -555,6 +559,7 @@ fn request(plan: &Plan, prompt: &[TokenId], received: &[Emitted]) -> Request {
     Request {
         draft: plan.draft,
         run_id,
+        priority: Priority::new(plan.priority).unwrap(),
         owner: format!("{}", plan.owner / 6),
         received: received.iter().map(|token| token.id).collect(),
         ..Request::new(prompt.to_vec(), params(plan.sampling, plan.max_tokens))
@@ -598,6 +603,7 @@ pub fn plain(prompt: Vec<TokenId>, max_tokens: u32, run: u8) -> Plan {
         sampling: 1,
         draft: DraftDepth::Auto,
         run,
+        priority: 0,
         received: 0,
         held: 0,
         arrives: 0,

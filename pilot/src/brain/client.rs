@@ -214,8 +214,7 @@ impl BrainClient {
                 run_id: spec.run.clone(),
                 received_tokens: spec.received.clone(),
                 expected_fingerprint: spec.fingerprint.clone(),
-                logprobs: 0,
-                cache_salt: String::new(),
+                ..wire::GenerationSpec::default()
             }),
             from_index,
         };
