@@ -3,6 +3,7 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     unsafe_code,
     reason = "a failure is a failed test; an allocator is not safe by its nature"
 )]
