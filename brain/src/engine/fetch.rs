@@ -7,8 +7,9 @@ use std::{
     io,
     sync::{
         Arc,
-        mpsc::{Receiver, Sender, channel},
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
+    thread::JoinHandle,
     time::Duration,
 };
 
@@ -46,16 +47,17 @@ pub(super) struct Fetched {
 pub(super) struct Fetcher {
     jobs: Sender<Job>,
     done: Receiver<Fetched>,
+    thread: JoinHandle<()>,
     /// Jobs under way.
     pending: usize,
 }
 
 impl Fetcher {
-    /// Starts the thread. It ends with the fetcher.
+    /// Starts the thread.
     pub(super) fn start(store: Arc<KvStore>, clock: Arc<dyn Clock>) -> io::Result<Self> {
         let (jobs, inbox) = channel::<Job>();
         let (outbox, done) = channel();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("prefetch".into())
             .spawn(move || {
                 for job in inbox {
@@ -70,8 +72,17 @@ impl Fetcher {
         Ok(Self {
             jobs,
             done,
+            thread,
             pending: 0,
         })
+    }
+
+    /// Ends the thread, once it has read what it is at: then the store is nobody's any more.
+    pub(super) fn end(self) {
+        drop((self.jobs, self.done));
+        if self.thread.join().is_err() {
+            tracing::error!("the thread that reads snapshots panicked");
+        }
     }
 
     /// Whether something is being read.
@@ -88,12 +99,18 @@ impl Fetcher {
 
     /// What has been read; waits for it at most that long.
     pub(super) fn next(&mut self, patience: Duration) -> Option<Fetched> {
-        let fetched = match patience.is_zero() {
-            true => self.done.try_recv().ok(),
-            false => self.done.recv_timeout(patience).ok(),
-        }?;
-        self.pending -= 1;
-        Some(fetched)
+        match self.done.recv_timeout(patience) {
+            Ok(fetched) => {
+                self.pending -= 1;
+                Some(fetched)
+            }
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => {
+                // The thread is gone: nothing more will come.
+                self.pending = 0;
+                None
+            }
+        }
     }
 }
 

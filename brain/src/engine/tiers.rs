@@ -134,9 +134,9 @@ impl Tiers {
         self.saver.as_mut()
     }
 
-    /// The same, to end it.
+    /// The same, to end it; nothing is read from disk any more.
     pub(super) fn take_saver(&mut self) -> Option<Saver> {
-        self.fetcher = None;
+        self.fetcher.take().into_iter().for_each(Fetcher::end);
         self.saver.take()
     }
 
@@ -226,6 +226,10 @@ impl Tiers {
                     );
                 }
             }
+        }
+        if !fetcher.is_busy() {
+            // Whatever became of the reading, nobody is held for nothing.
+            arrived.extend(self.staged.keys());
         }
         arrived
     }

@@ -117,6 +117,9 @@ impl PrefixCache {
     ) -> Option<Restored> {
         let per_unit = pools.geometry.stride() / pools.geometry.full_block;
         let (tail, window) = image.block_counts(pools.geometry)?;
+        if self.has(image) {
+            return None;
+        }
         loop {
             let known = chain.partition_point(|key| self.units.get(key).is_some());
             let full = (chain.len() - known) * per_unit + tail;
@@ -134,6 +137,13 @@ impl PrefixCache {
         self.restore(pools, now, image, chain)
     }
 
+    /// Whether an anchor is there, itself or a longer one in its place.
+    fn has(&self, image: &AnchorImage) -> bool {
+        let there = self.by_key.get(&image.key).into_iter().flatten();
+        let mut there = there.filter_map(|id| self.anchors.get(id));
+        there.any(|there| there.tail.starts_with(&image.tail))
+    }
+
     /// Makes room for a saved anchor in blocks that are free.
     pub(super) fn restore(
         &mut self,
@@ -144,11 +154,9 @@ impl PrefixCache {
     ) -> Option<Restored> {
         let geometry = pools.geometry;
         let (tail, window) = image.block_counts(geometry)?;
-        let there = self.by_key.get(&image.key).into_iter().flatten();
-        let mut there = there.filter_map(|id| self.anchors.get(id));
         if chain.len() != image.units
             || self.anchors.len() >= self.config.anchors
-            || there.any(|there| there.tail.starts_with(&image.tail))
+            || self.has(image)
             || (image.units > 0 && chain.last() != Some(&image.key))
         {
             return None;
