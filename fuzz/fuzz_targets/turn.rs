@@ -12,7 +12,7 @@ use brain::text::{
     visible::Piece,
 };
 use libfuzzer_sys::fuzz_target;
-use marathon_fuzz::turn;
+use marathon_fuzz::{seeds, turn};
 use serde_json::{Value, json};
 
 fn markers() -> Markers {
@@ -56,7 +56,7 @@ fn parse(start: Start, pieces: &[turn::Piece], cut: bool) -> ParsedTurn {
     parsed
 }
 
-fuzz_target!(|input: &[u8]| {
+fuzz_target!(init: seeds::turns().expect("seeds"), |input: &[u8]| {
     let pieces = turn::read(input);
     for start in [
         Start::Fresh,

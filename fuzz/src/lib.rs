@@ -1,4 +1,5 @@
-//! The forms of the inputs, shared by the targets and the program that makes their seeds.
+//! The forms of the inputs, and the inputs that the targets begin with.
 
 pub mod checkpoint;
+pub mod seeds;
 pub mod turn;

@@ -1,9 +1,9 @@
-//! Writes the seeds of every target into `corpus/`: small, well formed, and one of each kind. The
-//! fuzzer does the rest.
+//! What a target begins with: small inputs, well formed, one of each kind. It writes them into its
+//! folder of `corpus/` as it starts, and the fuzzer does the rest.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
-use marathon_fuzz::{checkpoint, turn};
+use crate::{checkpoint, turn};
 
 const TURNS: &[&str] = &[
     "Hello!<turn|>",
@@ -23,29 +23,35 @@ const TURNS: &[&str] = &[
 
 const GOLDENS: &[&str] = &["e2b", "e4b", "12b", "26b", "all"];
 
-fn main() -> std::io::Result<()> {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let put = |target: &str, number: usize, bytes: &[u8]| {
-        let folder = here.join("corpus").join(target);
-        fs::create_dir_all(&folder)?;
-        fs::write(folder.join(format!("seed-{number:02}")), bytes)
-    };
-    for (number, text) in TURNS.iter().enumerate() {
-        put("turn", number, &turn::write(text))?;
-    }
-    let mut number = 0;
-    for golden in GOLDENS {
-        for (folder, assistant) in [("", false), ("assistant", true)] {
-            let folder = here.join("../tests/goldens").join(golden).join(folder);
-            let config = fs::read(folder.join("config.json"))?;
-            let weights = fs::read(folder.join("model.safetensors"))?;
-            put(
-                "loader",
-                number,
-                &checkpoint::write(assistant, &config, &weights),
-            )?;
-            number += 1;
-        }
+fn write(target: &str, inputs: &[Vec<u8>]) -> io::Result<()> {
+    let folder = here().join("corpus").join(target);
+    fs::create_dir_all(&folder)?;
+    for (number, bytes) in inputs.iter().enumerate() {
+        fs::write(folder.join(format!("seed-{number:02}")), bytes)?;
     }
     Ok(())
+}
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The seeds of the target `turn`.
+pub fn turns() -> io::Result<()> {
+    let inputs: Vec<Vec<u8>> = TURNS.iter().map(|text| turn::write(text)).collect();
+    write("turn", &inputs)
+}
+
+/// The seeds of the target `loader`.
+pub fn checkpoints() -> io::Result<()> {
+    let mut inputs = Vec::new();
+    for golden in GOLDENS {
+        for (folder, assistant) in [("", false), ("assistant", true)] {
+            let folder = here().join("../tests/goldens").join(golden).join(folder);
+            let config = fs::read(folder.join("config.json"))?;
+            let weights = fs::read(folder.join("model.safetensors"))?;
+            inputs.push(checkpoint::write(assistant, &config, &weights));
+        }
+    }
+    write("loader", &inputs)
 }
