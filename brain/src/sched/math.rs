@@ -93,7 +93,8 @@ pub fn gumbel(x: u32) -> f32 {
     -ln(e)
 }
 
-/// `x` rounded to bf16, ties to even; a NaN stays one.
+/// `x` rounded to bf16, ties to even; a NaN stays one, and what would be subnormal is zero, as
+/// instructions on bf16 take it.
 #[inline(always)]
 pub fn round_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
@@ -103,7 +104,8 @@ pub fn round_bf16(x: f32) -> f32 {
     } else {
         rounded
     };
-    f32::from_bits(bits & 0xffff_0000)
+    let zero = bits & 0x7f80_0000 == 0;
+    f32::from_bits(bits & if zero { 0x8000_0000 } else { 0xffff_0000 })
 }
 
 #[cfg(test)]
@@ -196,7 +198,10 @@ mod tests {
     #[test]
     fn rounding_to_bf16_is_the_reference_rounding() {
         for i in 0..2_000_000u32 {
-            let x = f32::from_bits(i.wrapping_mul(2_147_483_629));
+            // Every exponent, and those of subnormals more often.
+            let mut bits = i.wrapping_mul(2_654_435_761);
+            bits &= if i % 8 == 0 { 0x80ff_ffff } else { u32::MAX };
+            let x = f32::from_bits(bits);
             let expected = half::bf16::from_f32(x).to_f32();
             let expected = if expected.is_subnormal() {
                 0.0f32.copysign(x)
