@@ -130,6 +130,8 @@ pub struct TurnParser {
     schemas: Arc<HashMap<String, Arc<Schema>>>,
     state: State,
     calls: usize,
+    /// Room for the JSON of a piece.
+    json: String,
 }
 
 enum State {
@@ -187,6 +189,7 @@ impl TurnParser {
             schemas,
             state,
             calls: 0,
+            json: String::new(),
         }
     }
 
@@ -242,12 +245,12 @@ impl TurnParser {
             }
             State::Head { .. } => self.head(text, out),
             State::Arguments(call) => {
-                let mut json = String::new();
-                call.args.push_text(text, &mut json);
+                self.json.clear();
+                call.args.push_text(text, &mut self.json);
                 if !call.announced {
                     call.raw.push_str(text);
                 }
-                announce(call, self.calls, &json, out);
+                announce(call, self.calls, &self.json, out);
             }
             State::Broken { raw } => raw.push_str(text),
         }
@@ -288,12 +291,12 @@ impl TurnParser {
         if id == m.quote {
             match &mut self.state {
                 State::Arguments(call) => {
-                    let mut json = String::new();
-                    call.args.push(Atom::Quote, &mut json);
+                    self.json.clear();
+                    call.args.push(Atom::Quote, &mut self.json);
                     if !call.announced {
                         call.raw.push_str("<|\"|>");
                     }
-                    announce(call, self.calls, &json, out);
+                    announce(call, self.calls, &self.json, out);
                 }
                 State::Head { raw, .. } | State::Broken { raw } => raw.push_str("<|\"|>"),
                 _ => {}
@@ -438,23 +441,24 @@ fn reasoning(text: &str, newline: &mut bool, out: &mut Vec<TurnEvent>) {
     if text.is_empty() {
         return;
     }
-    let mut shown = String::new();
-    if std::mem::take(newline) {
-        shown.push('\n');
-    }
-    match text.strip_suffix('\n') {
-        Some(before) => {
-            shown.push_str(before);
-            *newline = true;
-        }
-        None => shown.push_str(text),
-    }
-    if shown.is_empty() {
+    let (shown, held) = match text.strip_suffix('\n') {
+        Some(before) => (before, true),
+        None => (text, false),
+    };
+    let before = if std::mem::replace(newline, held) {
+        "\n"
+    } else {
+        ""
+    };
+    if before.is_empty() && shown.is_empty() {
         return;
     }
     match out.last_mut() {
-        Some(TurnEvent::Reasoning(grown)) => grown.push_str(&shown),
-        _ => out.push(TurnEvent::Reasoning(shown)),
+        Some(TurnEvent::Reasoning(grown)) => {
+            grown.push_str(before);
+            grown.push_str(shown);
+        }
+        _ => out.push(TurnEvent::Reasoning(format!("{before}{shown}"))),
     }
 }
 
