@@ -68,6 +68,7 @@ fn a_killed_run_goes_on_to_the_same_checkpoint_which_loads() {
     assert_eq!(report["quantization"], "modelopt W4A16_NVFP4");
     assert_eq!(report["drafter"]["fits"], true);
     assert_eq!(report["problems"], serde_json::json!([]));
+    assert_eq!(report["notes"], serde_json::json!([]));
     assert!(report["memory"]["fits"][0]["sequences"].as_u64().unwrap() > 1);
 
     let mut ask = command("brain");

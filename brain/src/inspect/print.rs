@@ -67,6 +67,12 @@ pub fn text(report: &Report) -> String {
             5,
         );
     }
+    if !report.notes.is_empty() {
+        line(&mut out, "");
+    }
+    for note in &report.notes {
+        line(&mut out, &format!("note  {note}"));
+    }
     problems(&mut out, &report.problems);
     out
 }

@@ -50,6 +50,9 @@ pub struct Report {
     /// Tokenizer, template and defaults.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub text: Option<TextFacts>,
+    /// What is odd and served all the same: above all where the configuration says another form
+    /// of weights than the files hold.
+    pub notes: Vec<String>,
     /// Everything that is wrong.
     pub problems: Vec<Problem>,
     /// Every tensor, if they were asked for.

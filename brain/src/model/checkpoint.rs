@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -99,7 +100,7 @@ pub struct Tensor {
     dtype: Dtype,
     shape: Vec<usize>,
     source: Source,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
 }
 
 impl Tensor {
@@ -142,14 +143,29 @@ impl Tensor {
         }
     }
 
-    /// Gives the whole pages it lies in back to the system; they are read from the file again when
-    /// next needed. Nothing happens to embedded bytes.
-    pub fn release(&self) {
+    /// Asks the system to fetch these of its bytes, which will be read soon.
+    pub fn fetch(&self, bytes: Range<usize>) {
         let Source::Mapped(map) = &self.source else {
             return;
         };
-        let start = self.range.start.next_multiple_of(PAGE);
-        let end = self.range.end / PAGE * PAGE;
+        let start = self.range.start + bytes.start;
+        // Advice may fail without harm.
+        let _ = map.advise_range(memmap2::Advice::WillNeed, start, bytes.len());
+    }
+
+    /// Gives the whole pages it lies in back to the system; they are read from the file again when
+    /// next needed. Nothing happens to embedded bytes.
+    pub fn release(&self) {
+        self.release_bytes(0..self.range.len());
+    }
+
+    /// The same for some of its bytes.
+    pub fn release_bytes(&self, bytes: Range<usize>) {
+        let Source::Mapped(map) = &self.source else {
+            return;
+        };
+        let start = (self.range.start + bytes.start).next_multiple_of(PAGE);
+        let end = (self.range.start + bytes.end.min(self.range.len())) / PAGE * PAGE;
         if start < end {
             // SAFETY: the map is a private, read-only view of a file, and nothing has written to
             // it: a dropped page comes back from the file with the same bytes. Advice may fail
@@ -276,7 +292,8 @@ impl Checkpoint {
             file: file.to_path_buf(),
             problem,
         };
-        for entry in header::read(source.bytes()).map_err(damaged)? {
+        let entries = header::read(source.bytes()).map_err(|fault| damaged(fault.to_string()))?;
+        for (entry, range) in entries {
             let name = entry.name;
             let tensor = Tensor {
                 name: name.clone(),
@@ -284,7 +301,7 @@ impl Checkpoint {
                 dtype: entry.dtype,
                 shape: entry.shape,
                 source: source.clone(),
-                range: entry.range,
+                range,
             };
             if let Some(other) = self.tensors.insert(name.clone(), tensor) {
                 return Err(CheckpointError::Twice {

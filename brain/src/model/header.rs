@@ -1,127 +1,215 @@
 //! The header of a safetensors file, believed only after every range in it was checked.
+//!
+//! [`scan`] finds everything that is wrong, for whoever wants to tell it; [`read`] takes a file
+//! only if that is nothing.
 
 use std::{collections::BTreeSet, fmt, ops::Range};
 
 use safetensors::Dtype;
 use serde::{
     Deserialize, Deserializer,
-    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+    de::{MapAccess, Visitor},
 };
+use serde_json::Value;
 
-/// What a tensor is and where its bytes lie in the file.
-pub(super) struct Entry {
-    pub(super) name: String,
-    pub(super) dtype: Dtype,
-    pub(super) shape: Vec<usize>,
-    pub(super) range: Range<usize>,
+/// What a tensor is and where its bytes lie behind the header.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) range: Range<u64>,
 }
 
-/// Far above any real header: the largest model of the family has some 100 KB.
+/// Something that is wrong: with a tensor, or with the file as a whole.
+#[derive(Clone, Debug)]
+pub(crate) struct Fault {
+    pub(crate) tensor: Option<String>,
+    /// Said of the tensor or of the file: "is listed twice".
+    pub(crate) problem: String,
+}
+
+impl Fault {
+    fn of_file(problem: impl Into<String>) -> Self {
+        Self {
+            tensor: None,
+            problem: problem.into(),
+        }
+    }
+
+    fn of_tensor(name: &str, problem: impl Into<String>) -> Self {
+        Self {
+            tensor: Some(name.to_owned()),
+            problem: problem.into(),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.tensor {
+            Some(name) => write!(f, "tensor {name} {}", self.problem),
+            None => write!(f, "it {}", self.problem),
+        }
+    }
+}
+
+/// The tensors that a header describes soundly, in the order of their bytes, and what is wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) faults: Vec<Fault>,
+}
+
+/// Bytes in front of a header: its length.
+pub(crate) const PREFIX: usize = 8;
+/// Far above any real header: the largest model of the family has some 200 KB.
 const MAX_HEADER: u64 = 100 << 20;
 
-/// Reads and checks it; an error is what is wrong with the file.
+/// The length of a header's text, read off the first bytes of a file of `length` bytes.
+pub(crate) fn text_length(first: &[u8], length: u64) -> Result<usize, Fault> {
+    if first.starts_with(b"version") {
+        let problem = "is a pointer of Git LFS, not the weights (git lfs pull)";
+        return Err(Fault::of_file(problem));
+    }
+    let short = || Fault::of_file(format!("ends within its header ({length} bytes in all)"));
+    let prefix = first.first_chunk::<PREFIX>().ok_or_else(short)?;
+    let text = u64::from_le_bytes(*prefix);
+    if text > MAX_HEADER {
+        let problem = format!("would have a header of {text} bytes: it is no safetensors file");
+        return Err(Fault::of_file(problem));
+    }
+    if text + PREFIX as u64 > length {
+        return Err(short());
+    }
+    Ok(text as usize)
+}
+
+/// Takes a file whose header is sound and whose tensors cover all bytes behind it, each once;
+/// ranges are those in the file.
 ///
-/// Tensors must cover all bytes behind the header, each once.
-pub(super) fn read(bytes: &[u8]) -> Result<Vec<Entry>, String> {
-    if bytes.starts_with(b"version https://git-lfs") {
-        return Err("it is a pointer of Git LFS, not the weights (git lfs pull)".to_owned());
+/// # Errors
+/// The first fault.
+pub(super) fn read(bytes: &[u8]) -> Result<Vec<(Entry, Range<usize>)>, Fault> {
+    let start = PREFIX + text_length(bytes, bytes.len() as u64)?;
+    let (text, data) = bytes[PREFIX..].split_at(start - PREFIX);
+    let Scan { entries, faults } = scan(text, data.len() as u64);
+    if let Some(first) = faults.into_iter().next() {
+        return Err(first);
     }
-    let short = || format!("it ends within its header ({} bytes in all)", bytes.len());
-    let length = bytes.first_chunk::<8>().ok_or_else(short)?;
-    let length = u64::from_le_bytes(*length);
-    if length > MAX_HEADER {
-        return Err(format!(
-            "its header would be {length} bytes long: it is no safetensors file"
-        ));
-    }
-    let start = 8 + length as usize;
-    let text = bytes.get(8..start).ok_or_else(short)?;
-    let listed: Listed =
-        serde_json::from_slice(text).map_err(|e| format!("its header is not valid: {e}"))?;
-    let data = bytes.len() - start;
+    let placed = entries.into_iter().map(|entry| {
+        // A scan without faults has no tensor beyond the data.
+        let (from, to) = (entry.range.start as usize, entry.range.end as usize);
+        (entry, start + from..start + to)
+    });
+    Ok(placed.collect())
+}
+
+/// Reads a header's text, which `data` bytes follow.
+pub(crate) fn scan(text: &[u8], data: u64) -> Scan {
+    let mut scan = Scan::default();
+    let Listed(listed) = match serde_json::from_slice(text) {
+        Ok(listed) => listed,
+        Err(error) => {
+            let problem = format!("has a header that is not valid: {error}");
+            scan.faults.push(Fault::of_file(problem));
+            return scan;
+        }
+    };
     let mut names = BTreeSet::new();
-    for (name, _) in &listed.0 {
-        if !names.insert(name) {
-            return Err(format!("tensor {name} is listed twice"));
+    for (name, value) in listed {
+        if name == "__metadata__" {
+            continue;
+        }
+        if !names.insert(name.clone()) {
+            scan.faults.push(Fault::of_tensor(&name, "is listed twice"));
+            continue;
+        }
+        match described(&value) {
+            Ok((dtype, shape, range)) => scan.entries.push(Entry {
+                name,
+                dtype,
+                shape,
+                range,
+            }),
+            Err(problem) => scan.faults.push(Fault::of_tensor(&name, problem)),
         }
     }
-    let mut entries = listed
-        .0
-        .into_iter()
-        .map(|(name, raw)| entry(name, raw, start, data))
-        .collect::<Result<Vec<_>, _>>()?;
-    entries.sort_by_key(|e| (e.range.start, e.range.end));
-    covered(&entries, start, bytes.len())?;
-    Ok(entries)
+    scan.entries.sort_by_key(|e| (e.range.start, e.range.end));
+    let complete = scan.faults.is_empty();
+    scan.check_places(data, complete);
+    scan
 }
 
-fn entry(name: String, raw: Raw, start: usize, data: usize) -> Result<Entry, String> {
-    let Raw {
-        dtype,
-        shape,
-        data_offsets: (from, to),
-    } = raw;
-    let dtype = Dtype::deserialize(serde_json::Value::String(dtype.clone()))
-        .map_err(|_| format!("tensor {name} has the unknown element type {dtype:?}"))?;
-    let length = byte_length(dtype, &shape)
-        .ok_or_else(|| format!("tensor {name} has the impossible shape {shape:?}"))?;
-    if from > to || to - from != length {
-        return Err(format!(
-            "tensor {name} should take {length} bytes and lies at {from}..{to}"
-        ));
-    }
-    if to > data {
-        return Err(format!(
-            "tensor {name} lies at {from}..{to} of {data} bytes: at least {} are missing",
-            to - data
-        ));
-    }
-    Ok(Entry {
-        name,
-        dtype,
-        shape,
-        range: start + from..start + to,
-    })
-}
-
-/// Checks that sorted tensors lie side by side from `start` to `end`.
-fn covered(entries: &[Entry], start: usize, end: usize) -> Result<(), String> {
-    let mut at = start;
-    let mut before = "";
-    for entry in entries {
-        let Entry { name, range, .. } = entry;
-        if range.start < at {
-            return Err(format!("tensors {before} and {name} overlap"));
+impl Scan {
+    /// Whether sorted tensors lie side by side in `data` bytes. `complete`: no tensor is left out,
+    /// so that bytes of none are a fault.
+    fn check_places(&mut self, data: u64, complete: bool) {
+        let (mut at, mut before) = (0, "");
+        for Entry { name, range, .. } in &self.entries {
+            let Range { start, end } = *range;
+            if start < at && start < end {
+                let problem = format!("shares bytes with {before}");
+                self.faults.push(Fault::of_tensor(name, problem));
+            }
+            if start > at && complete {
+                let problem = format!("follows bytes {at}..{start}, which belong to none");
+                self.faults.push(Fault::of_tensor(name, problem));
+            }
+            if end >= at {
+                (at, before) = (end, name);
+            }
         }
-        if range.start > at {
-            let (from, to) = (at - start, range.start - start);
-            return Err(format!(
-                "bytes {from}..{to} before tensor {name} belong to none"
-            ));
+        if at > data {
+            let problem = format!(
+                "has {data} of {at} bytes of weights: {} are missing, the download is not complete",
+                at - data
+            );
+            self.faults.push(Fault::of_file(problem));
+        } else if at < data && complete {
+            let problem = format!("has {} bytes behind its last tensor", data - at);
+            self.faults.push(Fault::of_file(problem));
         }
-        (at, before) = (range.end, name);
     }
-    match end - at {
-        0 => Ok(()),
-        more => Err(format!("{more} bytes follow its last tensor")),
-    }
-}
-
-fn byte_length(dtype: Dtype, shape: &[usize]) -> Option<usize> {
-    let elements = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))?;
-    let bits = elements.checked_mul(dtype.bitsize())?;
-    (bits % 8 == 0).then_some(bits / 8)
 }
 
 #[derive(Deserialize)]
-struct Raw {
-    dtype: String,
-    shape: Vec<usize>,
-    data_offsets: (usize, usize),
+struct Described {
+    dtype: Value,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+/// Type, shape and place of a tensor, in agreement with each other.
+fn described(value: &Value) -> Result<(Dtype, Vec<usize>, Range<u64>), String> {
+    let Described {
+        dtype,
+        shape,
+        data_offsets: (from, to),
+    } = Described::deserialize(value)
+        .map_err(|error| format!("is not described as safetensors does: {error}"))?;
+    let dtype = Dtype::deserialize(&dtype)
+        .map_err(|_| format!("holds numbers of the unknown type {dtype}"))?;
+    let impossible = || format!("has the impossible shape {shape:?}");
+    let length = byte_length(dtype, &shape).ok_or_else(impossible)?;
+    if from > to || to - from != length {
+        return Err(format!(
+            "should take {length} bytes and lies at {from}..{to}"
+        ));
+    }
+    let sizes = shape.iter().map(|n| usize::try_from(*n));
+    let sizes = sizes.collect::<Result<_, _>>().map_err(|_| impossible())?;
+    Ok((dtype, sizes, from..to))
+}
+
+fn byte_length(dtype: Dtype, shape: &[u64]) -> Option<u64> {
+    let elements = shape.iter().try_fold(1u64, |n, d| n.checked_mul(*d))?;
+    let bits = elements.checked_mul(dtype.bitsize() as u64)?;
+    (bits % 8 == 0).then_some(bits / 8)
 }
 
 /// Everything in the order of the file; a map would swallow what is there twice.
-struct Listed(Vec<(String, Raw)>);
+struct Listed(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Listed {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -135,15 +223,8 @@ impl<'de> Deserialize<'de> for Listed {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Listed, A::Error> {
                 let mut all = Vec::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
-                        continue;
-                    }
-                    let raw = map
-                        .next_value()
-                        .map_err(|e| A::Error::custom(format!("tensor {name}: {e}")))?;
-                    all.push((name, raw));
+                while let Some(entry) = map.next_entry()? {
+                    all.push(entry);
                 }
                 Ok(Listed(all))
             }
@@ -163,8 +244,8 @@ mod tests {
         bytes
     }
 
-    fn failure(header: &str, data: usize) -> String {
-        read(&file(header, data)).map(|_| ()).unwrap_err()
+    fn failure(bytes: &[u8]) -> String {
+        read(bytes).map(|_| ()).unwrap_err().to_string()
     }
 
     fn tensor(name: &str, shape: &str, from: usize, to: usize) -> String {
@@ -174,15 +255,16 @@ mod tests {
     #[test]
     fn what_is_right_is_read() {
         let header = format!(
-            r#"{{"__metadata__":{{"format":"pt"}},{},{}}}"#,
+            r#"{{"__metadata__":{{"format":"pt"}},{},{},{}}}"#,
             tensor("b", "[2,3]", 8, 32),
-            tensor("a", "[2]", 0, 8)
+            tensor("a", "[2]", 0, 8),
+            tensor("none", "[0]", 8, 8),
         );
         let entries = read(&file(&header, 32)).unwrap();
-        let names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
-        assert_eq!(names, ["a", "b"]);
-        assert_eq!(entries[1].shape, [2, 3]);
-        assert_eq!(entries[1].range.end, 8 + header.len() + 32);
+        let names: Vec<&str> = entries.iter().map(|(e, _)| e.name.as_str()).collect();
+        assert_eq!(names, ["a", "none", "b"]);
+        assert_eq!(entries[2].0.shape, [2, 3]);
+        assert_eq!(entries[2].1.end, 8 + header.len() + 32);
         assert!(read(&file("{}", 0)).unwrap().is_empty());
     }
 
@@ -197,7 +279,7 @@ mod tests {
             (
                 one("[200]", 0, 800),
                 8,
-                "tensor w lies at 0..800 of 8 bytes: at least 792 are missing",
+                "it has 8 of 800 bytes of weights: 792 are missing",
             ),
             (
                 one("[4611686018427387904,4]", 0, 0),
@@ -209,22 +291,30 @@ mod tests {
                 8,
                 "tensor w has the impossible shape",
             ),
-            (one("[-2]", 0, 8), 8, "tensor w: invalid value"),
-            (one("[2]", 0, 8), 12, "4 bytes follow its last tensor"),
+            (
+                one("[-2]", 0, 8),
+                8,
+                "tensor w is not described as safetensors does",
+            ),
+            (
+                one("[2]", 0, 8),
+                12,
+                "it has 4 bytes behind its last tensor",
+            ),
             (
                 two(&a, &tensor("b", "[2]", 4, 12)),
                 12,
-                "tensors a and b overlap",
+                "tensor b shares bytes with a",
             ),
             (
                 two(&a, &tensor("b", "[2]", 0, 8)),
                 8,
-                "tensors a and b overlap",
+                "tensor b shares bytes with a",
             ),
             (
                 two(&a, &tensor("b", "[2]", 12, 20)),
                 20,
-                "bytes 8..12 before tensor b",
+                "tensor b follows bytes 8..12, which belong to none",
             ),
             (two(&a, &a), 8, "tensor a is listed twice"),
             (
@@ -235,26 +325,54 @@ mod tests {
             (
                 one("[2]", 0, 8).replace("F32", "Q9"),
                 8,
-                "unknown element type \"Q9\"",
+                "tensor w holds numbers of the unknown type \"Q9\"",
             ),
-            ("[]".into(), 0, "its header is not valid"),
-            ("not json".into(), 0, "its header is not valid"),
+            ("[]".into(), 0, "it has a header that is not valid"),
+            ("not json".into(), 0, "it has a header that is not valid"),
         ] {
-            let message = failure(&header, data);
+            let message = failure(&file(&header, data));
             assert!(message.contains(expected), "{header}: {message}");
         }
         let huge = [&u64::MAX.to_le_bytes()[..], b"{}"].concat();
-        assert!(
-            read(&huge)
-                .map(|_| ())
-                .unwrap_err()
-                .contains("no safetensors file")
-        );
+        assert!(failure(&huge).contains("no safetensors file"));
+        assert!(failure(&100u64.to_le_bytes()).contains("ends within its header"));
         let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n";
-        assert!(read(pointer).map(|_| ()).unwrap_err().contains("Git LFS"));
+        assert!(failure(pointer).contains("Git LFS"));
         for length in 0..8 {
-            let message = read(&vec![0; length]).map(|_| ()).unwrap_err();
+            let message = failure(&vec![0; length]);
             assert!(message.contains("ends within its header"), "{message}");
         }
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_found_and_the_sound_tensors_are_kept() {
+        let text = r#"{"__metadata__":{"format":"pt"},
+           "good":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
+           "over":{"dtype":"F32","shape":[1],"data_offsets":[8,12]},
+           "good":{"dtype":"BF16","shape":[1],"data_offsets":[12,14]},
+           "type":{"dtype":"Q9","shape":[1],"data_offsets":[14,15]},
+           "size":{"dtype":"F32","shape":[4],"data_offsets":[15,16]},
+           "huge":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]},
+           "back":{"dtype":"F32","shape":[0],"data_offsets":[8,4]},
+           "odd":{"shape":[1]},
+           "far":{"dtype":"U8","shape":[4],"data_offsets":[16,20]}}"#;
+        let Scan { entries, faults } = scan(text.as_bytes(), 16);
+        let names: Vec<&str> = entries.iter().map(|e| e.name.as_str()).collect();
+        assert_eq!(names, ["good", "over", "far"]);
+        let faults: Vec<String> = faults.iter().map(Fault::to_string).collect();
+        for expected in [
+            "tensor good is listed twice",
+            "tensor over shares bytes with good",
+            "tensor type holds numbers of the unknown type",
+            "tensor size should take 16 bytes and lies at 15..16",
+            "tensor huge has the impossible shape",
+            "tensor back should take 0 bytes",
+            "tensor odd is not described",
+            "the download is not complete",
+        ] {
+            let count = faults.iter().filter(|f| f.contains(expected)).count();
+            assert_eq!(count, 1, "{expected}: {faults:?}");
+        }
+        assert_eq!(faults.len(), 8, "{faults:?}");
     }
 }
