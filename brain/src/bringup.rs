@@ -203,6 +203,7 @@ fn cpu(
         CpuError::Option { option, .. } if *option != "kv-cache-memory" => {
             Error::Usage(error.to_string())
         }
+        CpuError::Weights(_) => Error::Checkpoint(error.to_string()),
         _ => Error::Device(error.to_string()),
     };
     options.kv_memory = match (config.kv_cache_bytes, memory::available()) {
@@ -264,6 +265,7 @@ fn cuda(
     let begin = std::time::Instant::now();
     let executor = CudaExecutor::new(model.clone(), &options).map_err(|error| match &error {
         CudaError::Option { .. } => Error::Usage(error.to_string()),
+        CudaError::Weights(_) => Error::Checkpoint(error.to_string()),
         _ => Error::Device(error.to_string()),
     })?;
     tracing::info!(

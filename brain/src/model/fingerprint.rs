@@ -7,7 +7,6 @@ use super::{
     checkpoint::Tensor,
     names::text_name,
     plan::{KvSource, Plan, Rope},
-    spread::spread,
 };
 
 /// Equal fingerprints give equal tokens for equal requests.
@@ -47,14 +46,15 @@ impl Digest {
     }
 }
 
-/// Digest of the text tensors and the plan.
+/// Digest of the text tensors, each with the hash of its bytes, and of a plan's [`numbers`].
 ///
-/// Tensors are hashed on several threads; their order in the files does not matter.
-pub fn digest(tensors: &[Tensor], plan: &Plan) -> Digest {
-    let mut hashes: Vec<(String, &Tensor, blake3::Hash)> = hash_all(tensors);
-    hashes.sort_by(|a, b| a.0.cmp(&b.0));
+/// Their order does not matter, nor which file they are in.
+pub(super) fn digest(hashed: Vec<(&Tensor, blake3::Hash)>, numbers: &str) -> Digest {
+    let name = |t: &Tensor| text_name(t.name()).unwrap_or(t.name()).to_owned();
+    let mut hashed: Vec<_> = hashed.into_iter().map(|(t, h)| (name(t), t, h)).collect();
+    hashed.sort_by(|a, b| a.0.cmp(&b.0));
     let mut hash = blake3::Hasher::new_derive_key("marathon brain model digest v1");
-    for (name, tensor, bytes) in &hashes {
+    for (name, tensor, bytes) in &hashed {
         part(&mut hash, name.as_bytes());
         part(
             &mut hash,
@@ -62,23 +62,8 @@ pub fn digest(tensors: &[Tensor], plan: &Plan) -> Digest {
         );
         hash.update(bytes.as_bytes());
     }
-    part(&mut hash, numbers(plan).as_bytes());
+    part(&mut hash, numbers.as_bytes());
     Digest(*hash.finalize().as_bytes())
-}
-
-fn hash_all(tensors: &[Tensor]) -> Vec<(String, &Tensor, blake3::Hash)> {
-    let hashes = spread(tensors, |t| {
-        let hash = blake3::hash(t.bytes());
-        // Whoever packs it reads it again, and holds one copy of it from then on, not two.
-        t.release();
-        hash
-    });
-    let name = |t: &Tensor| text_name(t.name()).unwrap_or(t.name()).to_owned();
-    tensors
-        .iter()
-        .zip(hashes)
-        .map(|(t, hash)| (name(t), t, hash))
-        .collect()
 }
 
 /// Adds bytes with their length, so that two lists of parts never look the same.
@@ -89,7 +74,7 @@ fn part(hash: &mut blake3::Hasher, bytes: &[u8]) {
 
 /// Every number of the plan that enters the arithmetic. What is written here is a format: a
 /// changed line is another fingerprint for every model.
-fn numbers(plan: &Plan) -> String {
+pub fn numbers(plan: &Plan) -> String {
     let rope = |r: &Rope| format!("{}/{}/{}", r.theta, r.partial, r.factor);
     let mut text = format!(
         "hidden {} heads {} vocab {} window {} eps {} softcap {:?} rope {} {}\n",

@@ -14,7 +14,7 @@ pub mod fingerprint;
 pub(crate) mod forms;
 pub mod gemma;
 pub mod generation;
-mod header;
+pub(crate) mod header;
 pub mod inventory;
 
 pub mod kv_scales;
@@ -22,6 +22,7 @@ pub mod names;
 mod partial;
 pub mod plan;
 pub mod quant_config;
+pub mod reading;
 mod spread;
 pub mod weight;
 pub mod weights;
@@ -30,10 +31,11 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{Checkpoint, CheckpointError, Tensor};
 use config::ConfigError;
-use fingerprint::{Digest, digest};
+use fingerprint::numbers;
 use generation::GenerationDefaults;
 use names::{NameError, text_name};
 use plan::{DraftPlan, Kind, KvSource, Plan};
+use reading::Reading;
 use spread::spread;
 use weight::Weight;
 use weights::{DraftWeights, TargetWeights};
@@ -142,15 +144,16 @@ pub struct LoadedModel {
     pub drafter: Option<LoadedDrafter>,
     /// How it wants to be sampled.
     pub defaults: GenerationDefaults,
-    /// Hash of everything but a back end's recipe.
-    pub digest: Digest,
+    /// On its way to the hash of everything but a back end's recipe.
+    pub reading: Reading,
     /// Things worth a warning, one line each.
     pub notes: Vec<String>,
     /// Calibrated scales of an FP8 cache that were found, of keys and of values.
     pub kv_scales: usize,
 }
 
-/// Loads a checkpoint folder.
+/// Loads a checkpoint folder. Its weights are still being read when it returns: whoever takes them in
+/// asks [`Reading::digest`] at the end whether all is well with them.
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
     if !dir.is_dir() {
         return Err(LoadError::NoFolder(dir.to_owned()));
@@ -262,7 +265,7 @@ fn assemble(
         source,
     };
     let weights = weights::target(&checkpoint, &plan).map_err(names)?;
-    check_values(&weights.all()).map_err(names)?;
+    all_right(&weights.all(), Weight::check_scales).map_err(names)?;
     for (layer, weights) in plan.layers.iter_mut().zip(&weights.layers) {
         let values_only = layer.kv == KvSource::Own { values_only: true };
         let scales = &weights.attention.kv_scales;
@@ -273,19 +276,19 @@ fn assemble(
         .filter(|t| text_name(t.name()).is_some())
         .cloned()
         .collect();
-    let digest = digest(&text, &plan);
     let notes = quant_config::differences(files.config, files.quantization, &weights.all());
     let kv_scales = weights
         .layers
         .iter()
         .map(|l| l.attention.kv_scales.count())
         .sum();
+    let reading = Reading::start(text, &weights.all(), numbers(&plan));
     Ok(LoadedModel {
         plan,
         weights,
         drafter: None,
         defaults,
-        digest,
+        reading,
         notes: notes
             .into_iter()
             .map(|note| format!("{}: {note}", folder.display()))
@@ -313,13 +316,16 @@ fn assemble_drafter(
         source,
     };
     let weights = weights::assistant(checkpoint, &plan).map_err(names)?;
-    check_values(&weights.all()).map_err(names)?;
+    all_right(&weights.all(), Weight::check_values).map_err(names)?;
     Ok(LoadedDrafter { plan, weights })
 }
 
-/// Reads every scale; the first bad one is the error.
-fn check_values(weights: &[&Weight]) -> Result<(), NameError> {
-    spread(weights, |w| w.check_values()).into_iter().collect()
+/// Checks all of them; the first error counts.
+fn all_right(
+    weights: &[&Weight],
+    check: impl Fn(&Weight) -> Result<(), NameError> + Sync,
+) -> Result<(), NameError> {
+    spread(weights, |w| check(w)).into_iter().collect()
 }
 
 /// An assistant reads the target's hidden state, embedding and cache: all must have its sizes.

@@ -5,8 +5,9 @@ use brain::model::{
     LoadedDrafter, LoadedModel,
     checkpoint::Checkpoint,
     config,
-    fingerprint::digest,
+    fingerprint::numbers,
     plan::{DraftPlan, KvSource, Plan},
+    reading::Reading,
     weights,
 };
 use serde_json::{Value, json};
@@ -217,7 +218,7 @@ pub fn model(name: &str, like: LoadedModel) -> LoadedModel {
             weights: weights::assistant(&beside, &draft).unwrap(),
             plan: draft,
         }),
-        digest: digest(&[], &plan),
+        reading: Reading::start(Vec::new(), &[], numbers(&plan)),
         plan,
         ..like
     }

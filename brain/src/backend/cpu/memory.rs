@@ -4,7 +4,11 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
+use memmap2::MmapMut;
+
 const LINE: usize = 64;
+/// Bytes from which a region is a map of its own.
+const LARGE: usize = 4 << 20;
 
 /// Element types for which all-zero bytes are a value and that need no drop.
 pub(super) trait Plain: Copy + Send + Sync + 'static {}
@@ -15,10 +19,15 @@ impl Plain for u32 {}
 
 /// `len` elements, zero at first. Pages that nobody touches cost nothing.
 pub(super) struct Region<T: Plain> {
-    /// What was allocated: the system's zeroed pages come with its own alignment alone.
-    block: *mut u8,
+    owner: Owner,
     start: *mut T,
     len: usize,
+}
+
+/// What was allocated: the system's zeroed pages come with its own alignment alone.
+enum Owner {
+    Heap(*mut u8),
+    Pages { _map: MmapMut },
 }
 
 // SAFETY: it owns its memory and hands out references by the usual rules.
@@ -37,8 +46,28 @@ impl<T: Plain> Region<T> {
         // SAFETY: the block is a line longer than the elements.
         let start = unsafe { block.add(block.align_offset(LINE)) };
         Self {
-            block,
+            owner: Owner::Heap(block),
             start: start.cast(),
+            len,
+        }
+    }
+
+    /// For numbers that are all written soon and read by every step: on large pages, where the
+    /// system has them, which take less time to get and to find.
+    pub(super) fn of_weights(len: usize) -> Self {
+        let bytes = len.saturating_mul(size_of::<T>());
+        if bytes < LARGE {
+            return Self::new(len);
+        }
+        let Ok(mut map) = MmapMut::map_anon(bytes) else {
+            handle_alloc_error(Self::layout(len));
+        };
+        // Advice may fail without harm.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Self {
+            start: map.as_mut_ptr().cast(),
+            owner: Owner::Pages { _map: map },
             len,
         }
     }
@@ -70,8 +99,10 @@ impl<T: Plain> std::ops::DerefMut for Region<T> {
 
 impl<T: Plain> Drop for Region<T> {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout.
-        unsafe { dealloc(self.block, Self::layout(self.len)) }
+        if let Owner::Heap(block) = self.owner {
+            // SAFETY: allocated in `new` with this very layout.
+            unsafe { dealloc(block, Self::layout(self.len)) }
+        }
     }
 }
 

@@ -23,7 +23,7 @@ use marathon_kernels::device::{Device, DeviceError};
 
 use super::{ExecError, Executor, Limits, arena::Arena};
 use crate::{
-    model::{LoadedModel, fingerprint::Fingerprint},
+    model::{LoadedModel, fingerprint::Fingerprint, names::NameError},
     sched::types::{Step, StepOutput},
 };
 use form::Form;
@@ -95,6 +95,9 @@ pub enum CudaError {
     /// It does not fit.
     #[error("{0}")]
     Memory(String),
+    /// Something is wrong with the weights that only reading all of them shows.
+    #[error(transparent)]
+    Weights(#[from] NameError),
     /// No card, no kernels, or a driver call failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -150,7 +153,7 @@ impl CudaExecutor {
             options: options.clone(),
             plan,
             name,
-            fingerprint: model.digest.with_recipe(&recipe),
+            fingerprint: model.reading.digest()?.with_recipe(&recipe),
             model,
         })
     }

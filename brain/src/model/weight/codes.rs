@@ -41,6 +41,17 @@ pub fn nibble(bytes: &[u8], k: usize) -> u8 {
     bytes[k / 2] >> (4 * (k % 2)) & 15
 }
 
+/// Where the first E4M3 code is that is not a number.
+pub fn first_nan(codes: &[u8]) -> Option<usize> {
+    /// Codes that are looked at together, without a branch.
+    const STRETCH: usize = 256;
+    let is_nan = |code: &u8| code & 0x7f == 0x7f;
+    let stretches = codes.chunks(STRETCH);
+    let hit = |stretch: &[u8]| stretch.iter().fold(false, |hit, c| hit | is_nan(c));
+    let (i, stretch) = stretches.enumerate().find(|(_, s)| hit(s))?;
+    Some(i * STRETCH + stretch.iter().position(is_nan)?)
+}
+
 /// Plain numbers as fp32, as many as `out` holds.
 pub(crate) fn expand(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     match dtype {
@@ -103,6 +114,16 @@ mod tests {
         // Positive codes are in order, and four significant bits go into bf16 unchanged.
         assert!(E4M3[..0x7f].windows(2).all(|w| w[0] < w[1]));
         assert!(E4M3[..0x7f].iter().all(|x| x.to_bits() & 0xffff == 0));
+    }
+
+    #[test]
+    fn the_first_code_that_is_no_number_is_found() {
+        let mut codes: Vec<u8> = (0..1000).map(|i| (i % 127) as u8).collect();
+        assert_eq!((first_nan(&codes), first_nan(&[])), (None, None));
+        for at in [999, 512, 300, 255, 0] {
+            codes[at] = if at % 2 == 0 { 0x7f } else { 0xff };
+            assert_eq!(first_nan(&codes), Some(at));
+        }
     }
 
     #[test]

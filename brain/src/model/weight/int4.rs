@@ -77,7 +77,11 @@ impl Int4 {
         }
     }
 
-    pub(super) fn check_values(&self) -> Result<(), NameError> {
+    pub(super) fn codes_tensor(&self) -> &Tensor {
+        &self.codes
+    }
+
+    pub(super) fn check_scales(&self) -> Result<(), NameError> {
         check_scales(&self.scales)
     }
 }

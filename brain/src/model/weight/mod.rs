@@ -11,7 +11,7 @@ mod fp8;
 mod int4;
 mod nvfp4;
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 pub use fp8::{Fp8, Fp8Scale};
 pub use int4::Int4;
@@ -162,14 +162,52 @@ impl Weight {
         out
     }
 
-    /// Reads every scale: an error where one is not a positive finite number, or a code is NaN.
-    pub fn check_values(&self) -> Result<(), NameError> {
+    /// Reads every scale: an error where one is not a positive finite number.
+    pub fn check_scales(&self) -> Result<(), NameError> {
         match self {
             Weight::Float(_) => Ok(()),
-            Weight::Fp8(w) => w.check_values(),
-            Weight::Nvfp4(w) => w.check_values(),
-            Weight::Int4(w) => w.check_values(),
+            Weight::Fp8(w) => w.check_scales(),
+            Weight::Nvfp4(w) => w.check_scales(),
+            Weight::Int4(w) => w.check_scales(),
         }
+    }
+
+    /// The codes of a form that has codes for what is no number: there must be none of those.
+    pub fn fallible_codes(&self) -> Option<&Tensor> {
+        match self {
+            Weight::Fp8(w) => Some(w.codes_tensor()),
+            Weight::Float(_) | Weight::Nvfp4(_) | Weight::Int4(_) => None,
+        }
+    }
+
+    /// Reads every scale and every code that could be wrong.
+    pub fn check_values(&self) -> Result<(), NameError> {
+        self.check_scales()?;
+        self.fallible_codes().map_or(Ok(()), check_codes)
+    }
+
+    /// Numbers or codes, without scales, row by row.
+    fn codes_tensor(&self) -> &Tensor {
+        match self {
+            Weight::Float(t) => t,
+            Weight::Fp8(w) => w.codes_tensor(),
+            Weight::Nvfp4(w) => w.codes_tensor(),
+            Weight::Int4(w) => w.codes_tensor(),
+        }
+    }
+
+    /// Bytes of the numbers or codes of a row.
+    pub fn row_bytes(&self, row: usize) -> &[u8] {
+        let bytes = self.codes_tensor().bytes();
+        let length = bytes.len() / self.rows().max(1);
+        &bytes[row * length..(row + 1) * length]
+    }
+
+    /// Gives the memory of some rows' numbers or codes back, as [`Weight::release`] does.
+    pub fn release_rows(&self, rows: Range<usize>) {
+        let tensor = self.codes_tensor();
+        let length = tensor.bytes().len() / self.rows().max(1);
+        tensor.release_bytes(rows.start * length..rows.end * length);
     }
 
     /// Gives the memory of its mapped files back to the system: a later read fetches it again.
@@ -184,6 +222,20 @@ fn bad_scale(tensor: &Tensor, i: usize, value: f32) -> NameError {
         tensor,
         format!("scale {i} is {value}, not a positive finite number; fetch the file again"),
     )
+}
+
+/// Looks at every E4M3 code.
+fn check_codes(tensor: &Tensor) -> Result<(), NameError> {
+    match codes::first_nan(tensor.bytes()) {
+        None => Ok(()),
+        Some(i) => Err(not_a_number(tensor, i)),
+    }
+}
+
+/// An element that no quantiser writes.
+pub(super) fn not_a_number(tensor: &Tensor, element: usize) -> NameError {
+    let problem = format!("element {element} is not a number; fetch the file again");
+    NameError::value(tensor, problem)
 }
 
 /// Checks a tensor of bf16, fp16 or fp32 scales.

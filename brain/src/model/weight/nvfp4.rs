@@ -95,7 +95,11 @@ impl Nvfp4 {
         }
     }
 
-    pub(super) fn check_values(&self) -> Result<(), NameError> {
+    pub(super) fn codes_tensor(&self) -> &Tensor {
+        &self.codes
+    }
+
+    pub(super) fn check_scales(&self) -> Result<(), NameError> {
         let global = self.global.tensor();
         // Its reciprocal has to be finite too.
         let value = element(global, 0);

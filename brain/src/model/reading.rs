@@ -1,0 +1,229 @@
+//! Reads every byte of a model's weights, on threads of its own, while a back end takes them in.
+//!
+//! A fingerprint needs all bytes, and so does the search for codes that are no numbers. Done
+//! before the back end begins, it would have the disk wait for one and then for the other; and a
+//! model that the page cache does not hold would be read twice.
+
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use super::{
+    checkpoint::Tensor,
+    fingerprint::{Digest, digest},
+    names::NameError,
+    spread::spread,
+    weight::{Weight, codes::first_nan, not_a_number},
+};
+
+/// Bytes that are hashed at a time: few enough to stay in a cache for the search.
+const PIECE: usize = 1 << 20;
+/// Bytes that the system is asked to fetch before they are needed, so that a disk always has
+/// something to do.
+const AHEAD: usize = 32 << 20;
+/// Bytes after which what was read is given back.
+const BEHIND: usize = 16 << 20;
+
+/// The reading of a target's weights, from [`Reading::start`] on. Dropping it ends it.
+#[derive(Debug)]
+pub struct Reading {
+    work: Arc<Work>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Work {
+    tensors: Vec<Tensor>,
+    /// Names of those whose every byte has to be a number in E4M3.
+    codes: HashSet<String>,
+    numbers: String,
+    /// Nobody wants the result any more.
+    stop: AtomicBool,
+    result: OnceLock<Result<Digest, NameError>>,
+}
+
+impl Reading {
+    /// Begins to read `tensors`, those of `weights` first and in their order, which is the one
+    /// that a back end takes them in. `numbers`: see [`super::fingerprint::numbers`].
+    pub fn start(mut tensors: Vec<Tensor>, weights: &[&Weight], numbers: String) -> Self {
+        let used: Vec<&Tensor> = weights.iter().flat_map(|w| w.tensors()).collect();
+        let mut order = HashMap::new();
+        for (i, tensor) in used.iter().enumerate() {
+            order.entry(tensor.name()).or_insert(i);
+        }
+        tensors.sort_by_key(|t| order.get(t.name()).copied().unwrap_or(usize::MAX));
+        let codes = weights.iter().filter_map(|w| w.fallible_codes());
+        let work = Arc::new(Work {
+            tensors,
+            codes: codes.map(|t| t.name().to_owned()).collect(),
+            numbers,
+            stop: AtomicBool::new(false),
+            result: OnceLock::new(),
+        });
+        let theirs = work.clone();
+        let thread = std::thread::Builder::new()
+            .name("weights".to_owned())
+            .spawn(move || {
+                theirs.result.get_or_init(|| theirs.read());
+            });
+        Self {
+            work,
+            // Without a thread, whoever asks for the digest reads.
+            thread: Mutex::new(thread.ok()),
+        }
+    }
+
+    /// Waits until every byte was read.
+    ///
+    /// # Errors
+    /// A code that is no number, with its tensor and file.
+    pub fn digest(&self) -> Result<Digest, NameError> {
+        self.work.result.get_or_init(|| self.work.read()).clone()
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.work.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.get_mut();
+        // Files may be replaced once the model is gone, which nobody may be reading then.
+        if let Some(thread) = thread.unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Work {
+    fn read(&self) -> Result<Digest, NameError> {
+        let hashes = spread(&self.tensors, |t| self.hash(t));
+        let mut hashed = Vec::with_capacity(hashes.len());
+        for (tensor, hash) in self.tensors.iter().zip(hashes) {
+            hashed.push((tensor, hash?));
+        }
+        Ok(digest(hashed, &self.numbers))
+    }
+
+    /// Once it should stop, the hash is of no use, and goes to nobody.
+    fn hash(&self, tensor: &Tensor) -> Result<blake3::Hash, NameError> {
+        let (bytes, search) = (tensor.bytes(), self.codes.contains(tensor.name()));
+        let mut hash = blake3::Hasher::new();
+        let (mut asked, mut kept) = (0, 0);
+        for start in (0..bytes.len()).step_by(PIECE) {
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+            while asked < bytes.len().min(start + AHEAD) {
+                tensor.fetch(piece(asked, bytes.len()));
+                asked += PIECE;
+            }
+            let range = piece(start, bytes.len());
+            let piece = &bytes[range.clone()];
+            hash.update(piece);
+            if let Some(i) = search.then(|| first_nan(piece)).flatten() {
+                return Err(not_a_number(tensor, start + i));
+            }
+            if range.end - kept >= BEHIND || range.end == bytes.len() {
+                tensor.release_bytes(kept..range.end);
+                kept = range.end;
+            }
+        }
+        Ok(hash.finalize())
+    }
+}
+
+fn piece(start: usize, end: usize) -> Range<usize> {
+    start..end.min(start + PIECE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        checkpoint::Checkpoint,
+        weight::{Fp8, Fp8Scale},
+    };
+
+    /// Tensors `a`, `b`, … of E4M3 codes.
+    fn tensors(contents: &[Vec<u8>]) -> Vec<Tensor> {
+        let mut at = 0;
+        let listed: Vec<String> = contents
+            .iter()
+            .zip('a'..)
+            .map(|(bytes, name)| {
+                let (from, to) = (at, at + bytes.len());
+                at = to;
+                let length = bytes.len();
+                format!(
+                    r#""{name}":{{"dtype":"F8_E4M3","shape":[1,{length}],"data_offsets":[{from},{to}]}}"#
+                )
+            })
+            .collect();
+        let header = format!("{{{}}}", listed.join(","));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.extend(contents.concat());
+        let checkpoint = Checkpoint::embedded("test", Vec::leak(file)).unwrap();
+        checkpoint.tensors().cloned().collect()
+    }
+
+    fn noise(length: usize, step: usize) -> Vec<u8> {
+        // Codes up to 0x7e.
+        (0..length).map(|i| (i * step % 127) as u8).collect()
+    }
+
+    fn fp8(tensor: &Tensor, scale: &Tensor) -> Weight {
+        Weight::Fp8(Fp8::new(tensor.clone(), Fp8Scale::Tensor(scale.clone())))
+    }
+
+    #[test]
+    fn pieces_make_the_hash_of_the_whole_in_any_order() {
+        let all = tensors(&[
+            noise(3 * PIECE + 17, 7),
+            Vec::new(),
+            noise(PIECE, 11),
+            noise(5, 3),
+        ]);
+        let whole = digest(
+            all.iter().map(|t| (t, blake3::hash(t.bytes()))).collect(),
+            "numbers",
+        );
+        let read = |all: &[Tensor], weights: &[&Weight], numbers: &str| {
+            let reading = Reading::start(all.to_vec(), weights, numbers.into());
+            reading.digest().unwrap()
+        };
+        assert_eq!(read(&all, &[], "numbers"), whole);
+        assert_ne!(read(&all, &[], "others"), whole);
+        assert_ne!(read(&all[1..], &[], "numbers"), whole);
+        let last = fp8(&all[2], &all[3]);
+        assert_eq!(read(&all, &[&last], "numbers"), whole);
+    }
+
+    #[test]
+    fn a_code_that_is_no_number_is_named() {
+        let mut bad = noise(2 * PIECE, 7);
+        bad[PIECE + 12] = 0xff;
+        let all = tensors(&[noise(100, 3), bad, vec![0x7f]]);
+        let weight = fp8(&all[1], &all[2]);
+        let reading = Reading::start(all.clone(), &[&weight], String::new());
+        let message = reading.digest().unwrap_err().to_string();
+        let expected = format!("tensor b: element {} is not a number", PIECE + 12);
+        assert!(message.contains(&expected), "{message}");
+        // Only codes of weights are looked at: the third is a scale.
+        let reading = Reading::start(all[2..].to_vec(), &[&weight], String::new());
+        reading.digest().unwrap();
+    }
+
+    #[test]
+    fn nobody_has_to_wait_for_it() {
+        let all = tensors(&[noise(8 * PIECE, 7)]);
+        for _ in 0..20 {
+            drop(Reading::start(all.clone(), &[], String::new()));
+        }
+    }
+}
