@@ -1,4 +1,5 @@
-//! The CPU back end: single products, attention, and whole steps of the demo model.
+//! The CPU back end: single products, small and beyond all caches, attention, and whole steps of
+//! the demo model.
 //!
 //! `cargo bench -p brain --bench cpu`. Compare a step with its floor: the bytes of the weights
 //! over the memory (or cache) bandwidth, printed first.
@@ -22,7 +23,7 @@ use brain::{
         },
         ops::HeadShape,
     },
-    model::{self, LoadOptions, plan::Kind},
+    model::{self, LoadOptions, checkpoint::Checkpoint, plan::Kind},
     sched::types::{SamplingParams, Step, TokenId},
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -60,6 +61,92 @@ fn products(c: &mut Criterion, dir: &std::path::Path) {
             let mut probe = ProductProbe::new(weight, rows, 1, Level::detect()).unwrap();
             group.throughput(Throughput::Elements((rows * 256 * 640) as u64));
             group.bench_function(BenchmarkId::new(name, rows), |b| b.iter(|| probe.run()));
+        }
+    }
+    group.finish();
+}
+
+/// A file with one matrix of random numbers, in every form that is compared.
+fn random_matrix(form: &str, [rows, cols]: [usize; 2], path: &std::path::Path) {
+    let mut state = 1u32;
+    let mut random = |count: usize, byte: &dyn Fn(u32) -> u8| -> Vec<u8> {
+        let next = |state: &mut u32| {
+            *state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *state >> 16
+        };
+        (0..count).map(|_| byte(next(&mut state))).collect()
+    };
+    // Numbers around 1, and no NaN.
+    let e4m3 = |x: u32| (x as u8 & 0x8f) | 0x30;
+    let tensors: Vec<(&str, &str, Vec<usize>, Vec<u8>)> = match form {
+        "bf16" => {
+            let low = random(rows * cols, &|x| x as u8);
+            let both = low.iter().flat_map(|x| [*x, 0x3f | x & 0x80]).collect();
+            vec![("weight", "BF16", vec![rows, cols], both)]
+        }
+        "fp8" => vec![
+            (
+                "weight",
+                "F8_E4M3",
+                vec![rows, cols],
+                random(rows * cols, &e4m3),
+            ),
+            (
+                "weight_scale",
+                "F32",
+                vec![rows],
+                1f32.to_le_bytes().repeat(rows),
+            ),
+        ],
+        _ => {
+            let codes = random(rows * cols / 2, &|x| x as u8);
+            let scales = random(rows * cols / 16, &|x| x as u8 & 0x0f | 0x30);
+            vec![
+                ("weight", "U8", vec![rows, cols / 2], codes),
+                ("weight_scale", "F8_E4M3", vec![rows, cols / 16], scales),
+                ("weight_scale_2", "F32", vec![], 1f32.to_le_bytes().to_vec()),
+            ]
+        }
+    };
+    let mut at = 0;
+    let listed: Vec<String> = tensors
+        .iter()
+        .map(|(name, dtype, shape, bytes)| {
+            let from = at;
+            at += bytes.len();
+            format!(
+                r#""m.{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{from},{at}]}}"#
+            )
+        })
+        .collect();
+    let header = format!("{{{}}}", listed.join(","));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    tensors.iter().for_each(|t| file.extend(&t.3));
+    std::fs::write(path, file).unwrap();
+}
+
+/// Matrices that no cache holds: what counts is how fast their bytes are read.
+fn streams(c: &mut Criterion) {
+    const SHAPE: [usize; 2] = [16384, 8192];
+    let bandwidth = read_bandwidth(256 << 20);
+    println!(
+        "floor of a stream: {:.1} GiB/s on {} threads",
+        bandwidth / (1u64 << 30) as f64,
+        threads()
+    );
+    let mut group = c.benchmark_group("stream");
+    for form in ["bf16", "fp8", "nvfp4"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.safetensors");
+        random_matrix(form, SHAPE, &path);
+        let bytes = std::fs::metadata(&path).unwrap().len();
+        let checkpoint = Checkpoint::of_files(&[path]).unwrap();
+        group.throughput(Throughput::Bytes(bytes));
+        for rows in [1, 5] {
+            let mut probe =
+                ProductProbe::of_checkpoint(&checkpoint, "m", SHAPE, rows, threads()).unwrap();
+            group.bench_function(BenchmarkId::new(form, rows), |b| b.iter(|| probe.run()));
         }
     }
     group.finish();
@@ -150,6 +237,7 @@ fn all(c: &mut Criterion) {
         bytes as f64 / bandwidth * 1e6
     );
     products(c, &dir);
+    streams(c);
     attention(c);
     steps(c, &dir);
 }

@@ -2,6 +2,7 @@
 
 use super::{
     panel::{Matrix, PANEL},
+    pool::Pool,
     product::{Mode, row_product},
 };
 use crate::model::weights::Weight;
@@ -22,6 +23,7 @@ pub(super) struct Clusters {
 
 impl Clusters {
     pub(super) fn new(
+        pool: &Pool,
         head: &Weight,
         ordering: &[u32],
         count: usize,
@@ -37,7 +39,7 @@ impl Clusters {
             let padded = (0..panels * PANEL).map(|i| cluster[if i < size { i } else { 0 }]);
             packed.extend(padded.map(|token| (head, token as usize)));
         }
-        let packed = Matrix::pack_rows(&packed, bf16);
+        let packed = Matrix::pack_rows(pool, &packed, bf16);
         head.release();
         Self {
             size,

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::sched::math::round_bf16;
 
-/// Inputs that are expanded at a time; even, as two share a word.
+/// Inputs that are expanded at a time: whole blocks of NVFP4.
 pub(super) const STRETCH: usize = 64;
 /// Panels that are expanded side by side for one to three rows.
 const MOST_PANELS: usize = 4;
@@ -161,7 +161,9 @@ impl<F: Sheet> CodedPiece<'_, F> {
                     // SAFETY: each of the panels has room for a stretch in the sheet.
                     unsafe {
                         let to = b.sheet.add(p * stretch);
-                        coded.code.expand(b.panel + p, coded.inputs, k..next, to);
+                        coded
+                            .code
+                            .expand::<F, V>(b.panel + p, coded.inputs, k..next, to);
                     }
                 }
                 // SAFETY: the caller's word for rows; the sheet holds the panels' stretch.

@@ -109,6 +109,10 @@ fn run(matrix: &Matrix, x: &Buf, rows: usize, level: Level, threads: usize) -> V
     (0..rows).map(bits).collect()
 }
 
+fn pack(parts: &[&Weight], bf16: bool) -> Matrix {
+    Matrix::pack(&Pool::new(2).unwrap(), parts, bf16)
+}
+
 #[test]
 fn a_coded_product_is_its_definition() {
     // Ragged in every way: panels, pairs of inputs, stretches, groups and blocks.
@@ -124,7 +128,7 @@ fn a_coded_product_is_its_definition() {
                 })
                 .collect();
             for bf16 in [true, false] {
-                let matrix = Matrix::pack(&[&w], bf16);
+                let matrix = pack(&[&w], bf16);
                 for level in levels() {
                     for (rows, threads) in [(1, 1), (3, 2), (5, 1), (13, 3), (130, 2)] {
                         let got = run(&matrix, &x, rows, level, threads);
@@ -154,8 +158,8 @@ fn every_form_equals_its_dequantised_twin() {
     for form in ALL {
         let (w, values) = random(outputs, cols, form);
         let (twin, _) = weight(&values, outputs, cols, Written::F32);
-        let got = run(&Matrix::pack(&[&w], false), &x, rows, Level::detect(), 1);
-        let want = run(&Matrix::pack(&[&twin], false), &x, rows, Level::detect(), 1);
+        let got = run(&pack(&[&w], false), &x, rows, Level::detect(), 1);
+        let want = run(&pack(&[&twin], false), &x, rows, Level::detect(), 1);
         for i in 0..rows {
             for n in 0..outputs {
                 let row = &values[n * cols..(n + 1) * cols];
@@ -186,8 +190,8 @@ fn powers_of_two_as_scales_give_the_twins_bits() {
         let (w, values) = weight(&values, outputs, cols, form);
         let (twin, _) = weight(&values, outputs, cols, Written::F32);
         for level in levels() {
-            let got = run(&Matrix::pack(&[&w], true), &x, rows, level, 1);
-            let want = run(&Matrix::pack(&[&twin], true), &x, rows, level, 1);
+            let got = run(&pack(&[&w], true), &x, rows, level, 1);
+            let want = run(&pack(&[&twin], true), &x, rows, level, 1);
             assert!(got == want, "{form:?} {level:?}");
         }
     }
@@ -211,10 +215,10 @@ fn parts_of_different_forms_do_not_touch_one_another() {
     for bf16 in [true, false] {
         for level in levels() {
             for rows in [1, 9] {
-                let stacked = run(&Matrix::pack(&all, bf16), &x, rows, level, 2);
+                let stacked = run(&pack(&all, bf16), &x, rows, level, 2);
                 let alone: Vec<_> = all
                     .iter()
-                    .map(|w| run(&Matrix::pack(&[w], bf16), &x, rows, level, 1))
+                    .map(|w| run(&pack(&[w], bf16), &x, rows, level, 1))
                     .collect();
                 for i in 0..rows {
                     let joined: Vec<u32> = alone.iter().flat_map(|part| part[i].clone()).collect();

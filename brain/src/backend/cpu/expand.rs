@@ -5,8 +5,10 @@
 use std::ops::Range;
 
 use super::{
+    decode::{e2m1_pair, e4m3, fp16, halves},
     memory::Region,
     panel::{Form, PANEL, word_place},
+    simd::Lanes,
 };
 use crate::model::weight::Nvfp4;
 
@@ -18,11 +20,12 @@ pub(super) enum Code {
     Singles(Region<f32>),
     /// bf16 or fp16 to be widened, `[panel, input, 32]`.
     Halves { codes: Region<u16>, fp16: bool },
-    /// E4M3, `[panel, input, 32]`.
+    /// E4M3, a byte where bf16 would have a word of 16 bits.
     Fp8(Region<u8>),
-    /// E2M1, a byte for a pair of inputs, `[panel, pair, 32]`; E4M3 scales `[panel, block, 32]`.
+    /// E2M1, a word for eight inputs ([`super::decode::eight`]), `[panel, eight, 32]`; E4M3 scales
+    /// `[panel, block, 32]`.
     Nvfp4 {
-        codes: Region<u8>,
+        codes: Region<u32>,
         scales: Region<u8>,
     },
     /// Integers plus 8, a byte for a pair of inputs.
@@ -36,6 +39,23 @@ pub(super) trait Sheet: Form {
     /// # Safety
     /// There is room for the pair behind `to`.
     unsafe fn put_pair(to: *mut Self, pair: usize, even: &[f32; PANEL], odd: &[f32; PANEL]);
+
+    /// Puts the numbers of a pair of inputs, of E4M3 codes.
+    ///
+    /// # Safety
+    /// There is room for the pair behind `to`.
+    unsafe fn put_e4m3<V: Lanes>(to: *mut Self, pair: usize, codes: &[[u8; PANEL]; 2]);
+
+    /// Puts the numbers of a block of NVFP4, a word for each eight inputs of an output.
+    ///
+    /// # Safety
+    /// There is room for them behind `to`.
+    unsafe fn put_nvfp4<V: Lanes>(
+        to: *mut Self,
+        pair: usize,
+        codes: &[[u32; PANEL]],
+        scales: &[u8; PANEL],
+    );
 }
 
 impl Sheet for u16 {
@@ -47,6 +67,26 @@ impl Sheet for u16 {
         unsafe {
             to.cast::<[u32; PANEL]>().add(pair).write_unaligned(words);
         }
+    }
+
+    #[inline(always)]
+    unsafe fn put_e4m3<V: Lanes>(to: *mut u16, pair: usize, codes: &[[u8; PANEL]; 2]) {
+        // SAFETY: the caller's word: a pair is twice 32 numbers.
+        unsafe {
+            V::put_e4m3(&codes[0], to.add(2 * PANEL * pair));
+            V::put_e4m3(&codes[1], to.add(2 * PANEL * pair + PANEL));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn put_nvfp4<V: Lanes>(
+        to: *mut u16,
+        pair: usize,
+        codes: &[[u32; PANEL]],
+        scales: &[u8; PANEL],
+    ) {
+        // SAFETY: the caller's word.
+        unsafe { V::put_nvfp4(codes, scales, to.add(2 * PANEL * pair)) };
     }
 }
 
@@ -60,49 +100,44 @@ impl Sheet for f32 {
             to.add(1).write_unaligned(*odd);
         }
     }
-}
 
-/// E4M3, without a subnormal on the way: those are taken for 2^-6 too much.
-#[inline(always)]
-fn e4m3(code: u8) -> f32 {
-    let (code, magnitude) = (u32::from(code), u32::from(code & 0x7f));
-    let small = magnitude < 8;
-    let bits = (magnitude | if small { 8 } else { 0 }) << 20;
-    let value = f32::from_bits(bits + (120 << 23)) - if small { 1.0 / 64.0 } else { 0.0 };
-    f32::from_bits(value.to_bits() | (code & 0x80) << 24)
-}
+    #[inline(always)]
+    unsafe fn put_e4m3<V: Lanes>(to: *mut f32, pair: usize, codes: &[[u8; PANEL]; 2]) {
+        let codes = codes.as_flattened();
+        let (even, odd) = (
+            from_fn(|j| e4m3(codes[word_place(0, j)])),
+            from_fn(|j| e4m3(codes[word_place(1, j)])),
+        );
+        // SAFETY: the caller's word.
+        unsafe { Self::put_pair(to, pair, &even, &odd) };
+    }
 
-/// fp16, likewise.
-#[inline(always)]
-fn fp16(code: u16) -> f32 {
-    let magnitude = u32::from(code & 0x7fff);
-    let small = magnitude < 0x400;
-    let bits = (magnitude | if small { 0x400 } else { 0 }) << 13;
-    // Infinity and NaN have an exponent of their own.
-    let offset = if magnitude >= 0x7c00 { 224 } else { 112 };
-    let below = if small { 1.0 / 16384.0 } else { 0.0 };
-    let value = f32::from_bits(bits + (offset << 23)) - below;
-    f32::from_bits(value.to_bits() | u32::from(code & 0x8000) << 16)
-}
-
-/// Twice the magnitudes of E2M1, four bits each.
-const E2M1_TWICE: u32 = 0xc864_3210;
-
-/// E2M1 times twice `half`, which leaves its sign alone.
-#[inline(always)]
-fn e2m1(code: u32, half: f32) -> f32 {
-    let twice = E2M1_TWICE >> (4 * (code & 7)) & 15;
-    f32::from_bits((twice as f32 * half).to_bits() ^ (code & 8) << 28)
+    #[inline(always)]
+    unsafe fn put_nvfp4<V: Lanes>(
+        to: *mut f32,
+        pair: usize,
+        codes: &[[u32; PANEL]],
+        scales: &[u8; PANEL],
+    ) {
+        let half = halves(scales);
+        for (i, codes) in codes.iter().enumerate() {
+            for four in 0..4 {
+                let [even, odd] = e2m1_pair(codes, four, &half);
+                // SAFETY: the caller's word.
+                unsafe { Self::put_pair(to, pair + 4 * i + four, &even, &odd) };
+            }
+        }
+    }
 }
 
 impl Code {
-    /// Expands inputs `range` of a panel, which begin with an even one, to the start of `to`. The
-    /// partner of an odd last input is whatever number, which no row has an input for.
+    /// Expands inputs `range` of a panel, which begin with a multiple of 16 or of a group, to the
+    /// start of `to`. Behind the last input stands whatever number, which no row has an input for.
     ///
     /// # Safety
-    /// There is room for the inputs, rounded up to pairs, behind `to`.
+    /// There is room for the inputs, rounded up to blocks of 16, behind `to`.
     #[inline(always)]
-    pub(super) unsafe fn expand<F: Sheet>(
+    pub(super) unsafe fn expand<F: Sheet, V: Lanes>(
         &self,
         panel: usize,
         inputs: usize,
@@ -141,26 +176,27 @@ impl Code {
                 unsafe { put_rows(to, codes, range.len(), widen) };
             }
             Code::Fp8(all) => {
-                let codes = &all[(panel * inputs + range.start) * PANEL..];
-                // SAFETY: the caller's word.
-                unsafe { put_rows(to, codes, range.len(), e4m3) };
+                let (codes, _) = all.as_chunks::<PANEL>();
+                let (codes, _) = codes.as_chunks::<2>();
+                let codes = &codes[panel * pairs + first..][..count];
+                for (pair, codes) in codes.iter().enumerate() {
+                    // SAFETY: the caller's word.
+                    unsafe { F::put_e4m3::<V>(to, pair, codes) };
+                }
             }
             Code::Nvfp4 { codes, scales } => {
-                const PAIRS: usize = Nvfp4::BLOCK / 2;
-                let blocks = inputs.div_ceil(Nvfp4::BLOCK);
-                let codes = &codes[(panel * pairs + first) * PANEL..][..count * PANEL];
-                let mut half = [0.0; PANEL];
-                for pair in 0..count {
-                    if pair == 0 || (first + pair).is_multiple_of(PAIRS) {
-                        let block = panel * blocks + (first + pair) / PAIRS;
-                        let scales = &scales[block * PANEL..][..PANEL];
-                        half = from_fn(|j| 0.5 * e4m3(scales[j]));
-                    }
-                    let codes = &codes[pair * PANEL..][..PANEL];
-                    let even = from_fn(|j| e2m1(u32::from(codes[j] & 15), half[j]));
-                    let odd = from_fn(|j| e2m1(u32::from(codes[j] >> 4), half[j]));
+                const EIGHTS: usize = Nvfp4::BLOCK / 8;
+                let (eights, blocks) = (inputs.div_ceil(8), inputs.div_ceil(Nvfp4::BLOCK));
+                let (codes, _) = codes.as_chunks::<PANEL>();
+                let codes = &codes[panel * eights + range.start / 8..(panel + 1) * eights];
+                let (scales, _) = scales.as_chunks::<PANEL>();
+                let scales = &scales[panel * blocks + range.start / Nvfp4::BLOCK..];
+                let wanted = range.len().div_ceil(Nvfp4::BLOCK);
+                let all = codes.chunks(EIGHTS).zip(scales).take(wanted);
+                for (i, (codes, scales)) in all.enumerate() {
+                    let pair = i * Nvfp4::BLOCK / 2;
                     // SAFETY: the caller's word.
-                    unsafe { F::put_pair(to, pair, &even, &odd) };
+                    unsafe { F::put_nvfp4::<V>(to, pair, codes, scales) };
                 }
             }
             Code::Int4(all) => {
@@ -206,37 +242,5 @@ unsafe fn put_rows<F: Sheet, T: Copy>(
         let even = from_fn(|j| number(codes[j]));
         // SAFETY: the caller's word.
         unsafe { F::put_pair(to, count / 2, &even, &[0.0; PANEL]) };
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::weight::codes::{E2M1, E4M3};
-
-    #[test]
-    fn every_code_is_its_number() {
-        for code in 0..=255u8 {
-            if code & 0x7f != 0x7f {
-                let expected = E4M3[usize::from(code)];
-                assert_eq!(e4m3(code).to_bits(), expected.to_bits(), "{code:#x}");
-            }
-        }
-        for code in 0..16 {
-            let value = e2m1(code, 0.5 * 7.0);
-            assert_eq!(
-                value.to_bits(),
-                (E2M1[code as usize] * 7.0).to_bits(),
-                "{code}"
-            );
-        }
-        for code in 0..=u16::MAX {
-            let expected = half::f16::from_bits(code).to_f32();
-            let same = fp16(code).to_bits() == expected.to_bits();
-            assert!(
-                same || expected.is_nan() && fp16(code).is_nan(),
-                "{code:#x}"
-            );
-        }
     }
 }

@@ -39,23 +39,26 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    pub(super) fn new(weights: &MoeWeights, moe: &Moe, eps: f32, rows: usize, bf16: bool) -> Self {
+    pub(super) fn new(
+        pool: &Pool,
+        weights: &MoeWeights,
+        moe: &Moe,
+        eps: f32,
+        rows: usize,
+        bf16: bool,
+    ) -> Self {
         let hidden = weights.router.cols();
         let scale = weights.router_scale.to_vec();
         let pack = |parts: &dyn Fn(&ExpertWeights) -> Vec<&Weight>| {
             let matrices = weights.experts.iter();
-            let packed = matrices.map(|e| {
-                let parts = parts(e);
-                let matrix = Matrix::pack(&parts, bf16);
-                parts.iter().for_each(|w| w.release());
-                matrix
-            });
-            packed.collect()
+            matrices
+                .map(|e| Matrix::pack(pool, &parts(e), bf16))
+                .collect()
         };
         Self {
             moe: *moe,
             eps,
-            router: Matrix::pack(&[&weights.router], bf16),
+            router: Matrix::pack(pool, &[&weights.router], bf16),
             router_scale: scale,
             expert_scale: weights.expert_scale.to_vec(),
             gate_up: pack(&|e| e.gate_up.iter().collect()),

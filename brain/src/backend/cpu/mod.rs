@@ -7,6 +7,7 @@ mod attend;
 mod budget;
 mod clusters;
 mod coded;
+mod decode;
 mod elementwise;
 mod expand;
 mod experts;
@@ -32,7 +33,7 @@ use super::{ExecError, Executor, Limits, arena::Arena, ops::Rows};
 use crate::{
     model::{
         LoadedModel, checkpoint::Dtype, drafter::Drafter, fingerprint::Fingerprint, gemma::Gemma,
-        plan::Kind, weight::Form,
+        names::NameError, plan::Kind, weight::Form,
     },
     sched::types::{BlockId, Group, SeqOutput, Step, StepOutput},
 };
@@ -40,7 +41,7 @@ use ops::{CpuOps, Sizes};
 use pool::Pool;
 
 /// Changes whenever a bit of the CPU's results may.
-const NUMERIC_VERSION: u32 = 2;
+const NUMERIC_VERSION: u32 = 3;
 
 /// Most drafts of a round.
 pub const MAX_DRAFTS: usize = 8;
@@ -92,6 +93,9 @@ pub enum CpuError {
     /// No threads.
     #[error("cannot start compute threads: {0}")]
     Threads(#[from] std::io::Error),
+    /// Something is wrong with the weights that only reading all of them shows.
+    #[error(transparent)]
+    Weights(#[from] NameError),
 }
 
 /// Runs steps on the CPU.
@@ -137,7 +141,8 @@ impl CpuExecutor {
             .flatten()
             .map(|d| Drafter::new(&mut ops, &d.plan, &d.weights));
         let fingerprint = model
-            .digest
+            .reading
+            .digest()?
             .with_recipe(&recipe(bf16, &model.weights.forms()));
         Ok(Self {
             ops,

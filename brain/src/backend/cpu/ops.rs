@@ -171,8 +171,7 @@ impl Ops for CpuOps {
     }
 
     fn matrix(&mut self, parts: &[&Weight]) -> Matrix {
-        let matrix = Matrix::pack(parts, self.mode.round);
-        parts.iter().for_each(|w| w.release());
+        let matrix = Matrix::pack(&self.pool, parts, self.mode.round);
         if !self.words.fit(self.sizes.rows, matrix.inputs()) {
             self.words = Words::new(self.sizes.rows, matrix.inputs());
         }
@@ -220,7 +219,14 @@ impl Ops for CpuOps {
     }
 
     fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {
-        Experts::new(weights, moe, eps, self.sizes.rows, self.mode.round)
+        Experts::new(
+            &self.pool,
+            weights,
+            moe,
+            eps,
+            self.sizes.rows,
+            self.mode.round,
+        )
     }
 
     fn clusters(
@@ -231,6 +237,7 @@ impl Ops for CpuOps {
         top_k: usize,
     ) -> Clusters {
         Clusters::new(
+            &self.pool,
             head,
             ordering,
             count,

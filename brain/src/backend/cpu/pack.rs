@@ -1,10 +1,18 @@
-//! Weights to panels, in the form they are stored in.
+//! Weights to panels, in the form they are stored in: as fast as memory allows, since a cold start
+//! should wait for nothing but the disk.
+
+#![allow(
+    unsafe_code,
+    reason = "panels of one region are filled by several threads"
+)]
 
 use super::{
     coded::{Coded, Scales},
+    decode,
     expand::Code,
-    memory::Region,
-    panel::{Form, Matrix, PANEL, Packed, Part, narrow, word_place},
+    memory::{Plain, Region},
+    panel::{Form, Matrix, PANEL, Packed, Part, flushed},
+    pool::{Pool, Shards},
 };
 use crate::model::{
     checkpoint::Dtype,
@@ -16,16 +24,20 @@ type Row<'a> = (&'a Weight, usize);
 
 impl Matrix {
     /// Packs matrices of the same input width, stacked. `bf16`: inputs are bf16 numbers.
-    pub(super) fn pack(parts: &[&Weight], bf16: bool) -> Self {
+    ///
+    /// The parts' memory goes back to the system.
+    pub(super) fn pack(pool: &Pool, parts: &[&Weight], bf16: bool) -> Self {
         let rows: Vec<Row<'_>> = parts
             .iter()
             .flat_map(|w| (0..w.rows()).map(move |r| (*w, r)))
             .collect();
-        Self::pack_rows(&rows, bf16)
+        let matrix = Self::pack_rows(pool, &rows, bf16);
+        parts.iter().for_each(|w| w.release());
+        matrix
     }
 
     /// Packs chosen rows of matrices.
-    pub(super) fn pack_rows(rows: &[Row<'_>], bf16: bool) -> Self {
+    pub(super) fn pack_rows(pool: &Pool, rows: &[Row<'_>], bf16: bool) -> Self {
         let inputs = rows.first().map_or(0, |(w, _)| w.cols());
         let runs: Vec<&[Row<'_>]> = rows
             .chunk_by(|a, b| Kind::of(a.0, bf16) == Kind::of(b.0, bf16))
@@ -38,7 +50,12 @@ impl Matrix {
                 first,
                 outputs: run.len(),
                 inputs,
-                packed: pack(kind, run, inputs, alone),
+                packed: Run {
+                    pool,
+                    rows: run,
+                    inputs,
+                }
+                .pack(kind, alone),
                 words: bf16 && kind.in_bf16(),
             };
             first += run.len();
@@ -91,143 +108,143 @@ impl Kind {
     }
 }
 
-/// Packs rows of one kind; those of a matrix of its own as plain numbers, if that is what they are.
-fn pack(kind: Kind, rows: &[Row<'_>], inputs: usize, alone: bool) -> Packed {
-    let code = match kind {
-        Kind::Words => Code::Words(words(rows, inputs)),
-        Kind::Singles => Code::Singles(singles(rows, inputs)),
-        Kind::Halves { fp16 } => Code::Halves {
-            codes: halves(rows, inputs),
-            fp16,
-        },
-        Kind::Fp8 { .. } => Code::Fp8(fp8(rows, inputs)),
-        Kind::Nvfp4 => nvfp4(rows, inputs),
-        Kind::Int4 { .. } => Code::Int4(pairs(rows, inputs, |w, row| match w {
-            Weight::Int4(w) => row_of(w.codes(), row, w.row_bytes()),
-            _ => &[],
-        })),
-    };
-    let code = match code {
-        Code::Words(data) if alone => return Packed::Bf16(data),
-        Code::Singles(data) if alone => return Packed::F32(data),
-        code => code,
-    };
-    let (group, narrow) = match kind {
-        Kind::Fp8 { group, narrow } | Kind::Int4 { group, narrow } => (group, narrow),
-        _ => (inputs, false),
-    };
-    // An odd group would share a word with the next; only one that is a whole row may be odd.
-    let group = group.min(inputs).max(1);
-    Packed::Coded(Coded {
-        outputs: rows.len(),
-        inputs,
-        group,
-        code,
-        scales: scales(rows, inputs.div_ceil(group).max(1), narrow),
-    })
-}
-
-fn row_of(bytes: &[u8], row: usize, length: usize) -> &[u8] {
-    &bytes[row * length..(row + 1) * length]
-}
-
-fn panels(rows: &[Row<'_>]) -> usize {
-    rows.len().div_ceil(PANEL)
-}
-
-fn words(rows: &[Row<'_>], inputs: usize) -> Region<u16> {
-    let step = u16::STEP * PANEL * inputs.div_ceil(u16::STEP);
-    let mut data = Region::<u16>::new(panels(rows) * step);
-    let mut row = vec![0.0; inputs];
-    for (i, (w, r)) in rows.iter().enumerate() {
-        w.read_row(*r, &mut row);
-        let panel = &mut data[i / PANEL * step..];
-        for (k, x) in row.iter().enumerate() {
-            panel[word_place(k, i % PANEL)] = narrow(*x);
-        }
-    }
-    data
-}
-
-fn singles(rows: &[Row<'_>], inputs: usize) -> Region<f32> {
-    let step = PANEL * inputs;
-    let mut data = Region::<f32>::new(panels(rows) * step);
-    let mut row = vec![0.0; inputs];
-    for (i, (w, r)) in rows.iter().enumerate() {
-        w.read_row(*r, &mut row);
-        let panel = &mut data[i / PANEL * step..];
-        for (k, x) in row.iter().enumerate() {
-            panel[k * PANEL + i % PANEL] = *x;
-        }
-    }
-    data
-}
-
-fn halves(rows: &[Row<'_>], inputs: usize) -> Region<u16> {
-    let step = PANEL * inputs;
-    let mut data = Region::<u16>::new(panels(rows) * step);
-    for (i, (w, r)) in rows.iter().enumerate() {
-        let Weight::Float(tensor) = w else {
-            continue;
-        };
-        let bytes = row_of(tensor.bytes(), *r, 2 * inputs);
-        let panel = &mut data[i / PANEL * step..];
-        for (k, b) in bytes.chunks_exact(2).enumerate() {
-            panel[k * PANEL + i % PANEL] = u16::from_le_bytes([b[0], b[1]]);
-        }
-    }
-    data
-}
-
-fn fp8(rows: &[Row<'_>], inputs: usize) -> Region<u8> {
-    let step = PANEL * inputs;
-    let mut data = Region::<u8>::new(panels(rows) * step);
-    for (i, (w, r)) in rows.iter().enumerate() {
-        let Weight::Fp8(w) = w else {
-            continue;
-        };
-        let panel = &mut data[i / PANEL * step..];
-        for (k, code) in row_of(w.codes(), *r, inputs).iter().enumerate() {
-            panel[k * PANEL + i % PANEL] = *code;
-        }
-    }
-    data
-}
-
-/// Bytes of two codes: `[panel, pair, 32]`.
-fn pairs<'a>(
-    rows: &[Row<'a>],
+/// Rows of one kind, to be packed by the pool's threads.
+struct Run<'a> {
+    pool: &'a Pool,
+    rows: &'a [Row<'a>],
     inputs: usize,
-    codes: impl Fn(&'a Weight, usize) -> &'a [u8],
-) -> Region<u8> {
-    let count = inputs.div_ceil(2);
-    let mut data = Region::<u8>::new(panels(rows) * count * PANEL);
-    for (i, (w, r)) in rows.iter().enumerate() {
-        let panel = &mut data[i / PANEL * count * PANEL..];
-        for (pair, code) in codes(w, *r).iter().take(count).enumerate() {
-            panel[pair * PANEL + i % PANEL] = *code;
-        }
-    }
-    data
 }
 
-fn nvfp4(rows: &[Row<'_>], inputs: usize) -> Code {
-    let codes = pairs(rows, inputs, |w, row| match w {
-        Weight::Nvfp4(w) => row_of(w.codes(), row, inputs / 2),
-        _ => &[],
-    });
-    let blocks = inputs.div_ceil(Nvfp4::BLOCK);
-    let mut scales = Region::<u8>::new(panels(rows) * blocks * PANEL);
-    for (i, (w, r)) in rows.iter().enumerate() {
-        let Weight::Nvfp4(w) = w else {
-            continue;
+/// Bytes of weights that a thread packs at a time.
+const CHUNK: usize = 4 << 20;
+
+impl Run<'_> {
+    /// As plain numbers, if that is what they are and the matrix has no others.
+    fn pack(&self, kind: Kind, alone: bool) -> Packed {
+        let inputs = self.inputs;
+        let code = match kind {
+            Kind::Words => Code::Words(self.words()),
+            Kind::Singles => Code::Singles(self.turned(inputs, f32::from_le_bytes)),
+            Kind::Halves { fp16 } => Code::Halves {
+                codes: self.turned(inputs, u16::from_le_bytes),
+                fp16,
+            },
+            Kind::Fp8 { .. } => Code::Fp8(self.fp8()),
+            Kind::Nvfp4 => Code::Nvfp4 {
+                codes: self.turned(inputs.div_ceil(8), decode::eight),
+                scales: self.block_scales(),
+            },
+            Kind::Int4 { .. } => Code::Int4(self.turned(inputs.div_ceil(2), u8::from_le_bytes)),
         };
-        let panel = &mut scales[i / PANEL * blocks * PANEL..];
-        for (block, scale) in row_of(w.scales(), *r, blocks).iter().enumerate() {
-            panel[block * PANEL + i % PANEL] = *scale;
+        let code = match code {
+            Code::Words(data) if alone => return Packed::Bf16(data),
+            Code::Singles(data) if alone => return Packed::F32(data),
+            code => code,
+        };
+        let (group, narrow) = match kind {
+            Kind::Fp8 { group, narrow } | Kind::Int4 { group, narrow } => (group, narrow),
+            _ => (inputs, false),
+        };
+        // An odd group would share a word with the next; only one that is a whole row may be odd.
+        let group = group.min(inputs).max(1);
+        Packed::Coded(Coded {
+            outputs: self.rows.len(),
+            inputs,
+            group,
+            code,
+            scales: self.scales(inputs.div_ceil(group).max(1), narrow),
+        })
+    }
+
+    /// Panels of `step` elements, each filled from its rows, on all threads.
+    fn filled<T: Plain>(
+        &self,
+        step: usize,
+        fill: impl Fn(&[Row<'_>], &mut [T]) + Sync,
+    ) -> Region<T> {
+        let panels = self.rows.len().div_ceil(PANEL);
+        let mut data = Region::of_weights(panels * step);
+        let shards = Shards::new(&mut data);
+        let bytes = (step * size_of::<T>()).max(1);
+        let group = (CHUNK / bytes).clamp(1, panels.div_ceil(2 * self.pool.threads()).max(1));
+        self.pool.run(panels.div_ceil(group), &|chunk, _| {
+            let first = chunk * group;
+            let rows = &self.rows[first * PANEL..self.rows.len().min((first + group) * PANEL)];
+            for (i, rows) in rows.chunks(PANEL).enumerate() {
+                // SAFETY: the region holds all panels, and each is in one chunk.
+                fill(rows, unsafe { shards.slice((first + i) * step, step) });
+            }
+            release(rows);
+        });
+        data
+    }
+
+    /// Element `k` of row `j` of a panel to place `k * 32 + j`; `count` elements of `N` bytes a row.
+    fn turned<const N: usize, T: Plain>(
+        &self,
+        count: usize,
+        element: impl Fn([u8; N]) -> T + Sync,
+    ) -> Region<T> {
+        self.filled(count * PANEL, |rows, out| turn(rows, out, &element))
+    }
+
+    /// bf16 numbers by pairs, as [`word_place`] has them.
+    ///
+    /// [`word_place`]: super::panel::word_place
+    fn words(&self) -> Region<u16> {
+        let pairs = self.inputs.div_ceil(2);
+        self.filled(pairs * PANEL * u16::STEP, |rows, out| {
+            let (places, _) = out.as_chunks_mut::<2>();
+            turn(rows, places, &|[a, b, c, d]: [u8; 4]| {
+                [u16::from_le_bytes([c, d]), u16::from_le_bytes([a, b])]
+            });
+            out.iter_mut().for_each(|word| *word = flushed(*word));
+        })
+    }
+
+    /// E4M3 codes by pairs, in the places of the words that they will be.
+    fn fp8(&self) -> Region<u8> {
+        let pairs = self.inputs.div_ceil(2);
+        self.filled(pairs * PANEL * 2, |rows, out| {
+            let (places, _) = out.as_chunks_mut::<2>();
+            turn(rows, places, &|[a, b]: [u8; 2]| [b, a]);
+        })
+    }
+
+    /// E4M3 scales of NVFP4, `[panel, block, 32]`.
+    fn block_scales(&self) -> Region<u8> {
+        let blocks = self.inputs.div_ceil(Nvfp4::BLOCK);
+        self.filled(blocks * PANEL, |rows, out| {
+            for (j, (w, r)) in rows.iter().enumerate() {
+                let Weight::Nvfp4(w) = w else {
+                    continue;
+                };
+                let scales = &w.scales()[r * blocks..(r + 1) * blocks];
+                for (place, scale) in out.chunks_exact_mut(PANEL).zip(scales) {
+                    place[j] = *scale;
+                }
+            }
+        })
+    }
+
+    /// What multiplies the sums of groups, `[panel, group, 32]`.
+    fn scales(&self, groups: usize, narrow: bool) -> Scales {
+        let step = groups * PANEL;
+        if narrow {
+            // They were bf16 in the file: nothing is lost.
+            let bf16 = |scale: f32| (scale.to_bits() >> 16) as u16;
+            return Scales::Bf16(self.filled(step, |rows, out| put_scales(rows, out, bf16)));
+        }
+        Scales::F32(self.filled(step, |rows, out| put_scales(rows, out, |scale| scale)))
+    }
+}
+
+fn put_scales<T>(rows: &[Row<'_>], out: &mut [T], form: impl Fn(f32) -> T) {
+    for (group, places) in out.chunks_exact_mut(PANEL).enumerate() {
+        for (place, (w, r)) in places.iter_mut().zip(rows) {
+            *place = form(scale_of(w, *r, group));
         }
     }
-    Code::Nvfp4 { codes, scales }
 }
 
 /// What multiplies the sum of a group of a row.
@@ -240,21 +257,39 @@ fn scale_of(weight: &Weight, row: usize, group: usize) -> f32 {
     }
 }
 
-fn scales(rows: &[Row<'_>], groups: usize, narrow: bool) -> Scales {
-    let count = panels(rows) * groups * PANEL;
-    let places = rows.iter().enumerate().flat_map(|(i, (w, r))| {
-        (0..groups).map(move |g| {
-            let place = (i / PANEL * groups + g) * PANEL + i % PANEL;
-            (place, scale_of(w, *r, g))
-        })
-    });
-    if narrow {
-        let mut all = Region::<u16>::new(count);
-        // They were bf16 in the file: nothing is lost.
-        places.for_each(|(place, scale)| all[place] = (scale.to_bits() >> 16) as u16);
-        return Scales::Bf16(all);
+/// Writes element `k` of row `j` to place `k * 32 + j`, a stretch of all rows after the other, so
+/// that what is written stays in the nearest cache until its lines are full. Zeros complete the
+/// last element of a row.
+fn turn<const N: usize, T>(rows: &[Row<'_>], out: &mut [T], element: &impl Fn([u8; N]) -> T) {
+    const STRETCH: usize = 64;
+    let mut sources: [&[[u8; N]]; PANEL] = [&[]; PANEL];
+    for (source, (w, r)) in sources.iter_mut().zip(rows) {
+        *source = w.row_bytes(*r).as_chunks().0;
     }
-    let mut all = Region::<f32>::new(count);
-    places.for_each(|(place, scale)| all[place] = scale);
-    Scales::F32(all)
+    for (i, out) in out.chunks_mut(STRETCH * PANEL).enumerate() {
+        let (places, _) = out.as_chunks_mut::<PANEL>();
+        for (j, source) in sources.iter().enumerate() {
+            let elements = source.get(i * STRETCH..).unwrap_or_default();
+            for (place, x) in places.iter_mut().zip(elements) {
+                place[j] = element(*x);
+            }
+        }
+    }
+    let (places, _) = out.as_chunks_mut::<PANEL>();
+    for (j, (w, r)) in rows.iter().enumerate().take(PANEL) {
+        let (whole, rest) = w.row_bytes(*r).as_chunks::<N>();
+        if let (false, Some(place)) = (rest.is_empty(), places.get_mut(whole.len())) {
+            let mut bytes = [0; N];
+            bytes[..rest.len()].copy_from_slice(rest);
+            place[j] = element(bytes);
+        }
+    }
+}
+
+/// Gives rows back that lie side by side in their file: what is packed is not held twice.
+fn release(rows: &[Row<'_>]) {
+    for run in rows.chunk_by(|a, b| std::ptr::eq(a.0, b.0) && a.1 + 1 == b.1) {
+        let (weight, first) = run[0];
+        weight.release_rows(first..first + run.len());
+    }
 }

@@ -50,10 +50,17 @@ pub(super) fn word_place(k: usize, j: usize) -> usize {
     (k / 2 * PANEL + j) * 2 + 1 - k % 2
 }
 
-/// A stored bf16 number; subnormals are zero.
+/// A number stored as bf16; subnormals are zero.
 #[inline(always)]
 pub(super) fn narrow(x: f32) -> u16 {
     (round_bf16(x).to_bits() >> 16) as u16
+}
+
+/// A bf16 number of a file as it is stored here: subnormals are zero.
+#[inline(always)]
+pub(super) fn flushed(word: u16) -> u16 {
+    let zero = word & 0x7f80 == 0;
+    word & if zero { 0x8000 } else { 0xffff }
 }
 
 /// Pairs of bf16 numbers, the first in the high half; an odd one gets a zero for company.

@@ -1,6 +1,7 @@
 //! Single operations on made-up numbers, for benches and for comparisons of levels.
 
 use super::{
+    CpuError,
     attend::{Job, Scratch, attend},
     kv::{BLOCK, CacheLayer},
     memory::Buf,
@@ -11,7 +12,12 @@ use super::{
 };
 use crate::{
     backend::{Limits, arena::Arena, ops::HeadShape},
-    model::{plan::Kind, weights::Weight},
+    model::{
+        checkpoint::Checkpoint,
+        names::Unused,
+        plan::Kind,
+        weight::{Weight, linear},
+    },
     sched::types::{BlockId, BlockTables, SeqId, SeqStep, Step},
 };
 
@@ -40,15 +46,31 @@ impl ProductProbe {
                 *x = ((i * 31 + j * 7) % 64) as f32 / 32.0 - 1.0;
             }
         }
+        let pool = Pool::new(threads)?;
         Ok(Self {
-            pool: Pool::new(threads)?,
             mode: Mode { level, round: true },
-            matrix: Matrix::pack(&[weight], true),
+            matrix: Matrix::pack(&pool, &[weight], true),
+            pool,
             x,
             out: Buf::new(rows, weight.rows()),
             words: Words::new(rows, weight.cols()),
             rows,
         })
+    }
+
+    /// A number of rows against the matrix `name` of a checkpoint.
+    ///
+    /// # Errors
+    /// The matrix is not there in a form that is served, or there are no threads.
+    pub fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        name: &str,
+        shape: [usize; 2],
+        rows: usize,
+        threads: usize,
+    ) -> Result<Self, CpuError> {
+        let weight = linear(&mut Unused::new(checkpoint)?, name, shape)?;
+        Ok(Self::new(&weight, rows, threads, Level::detect())?)
     }
 
     /// Computes it.

@@ -11,6 +11,8 @@
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
+use super::decode;
+
 /// Which instructions to use. It cannot change a bit of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
@@ -93,6 +95,25 @@ pub(super) trait Lanes: Copy {
     fn mul(self, other: Self) -> Self;
     /// Lane `i` holds number `i`.
     fn to_array(self) -> [f32; 16];
+
+    /// The numbers of 32 E4M3 codes, none of them NaN, as bf16.
+    ///
+    /// # Safety
+    /// Room for 32 numbers lies behind `to`.
+    #[inline(always)]
+    unsafe fn put_e4m3(codes: &[u8; 32], to: *mut u16) {
+        // SAFETY: the caller's word.
+        unsafe { decode::e4m3_words(codes, to) }
+    }
+    /// The numbers of a block of NVFP4 as words of bf16 pairs: see [`decode::nvfp4_words`].
+    ///
+    /// # Safety
+    /// Room for the block's numbers lies behind `to`.
+    #[inline(always)]
+    unsafe fn put_nvfp4(codes: &[[u32; 32]], scales: &[u8; 32], to: *mut u16) {
+        // SAFETY: the caller's word.
+        unsafe { decode::nvfp4_words(codes, scales, to) }
+    }
 }
 
 /// A kernel: code over any lanes.
@@ -192,7 +213,7 @@ impl Lanes for Portable {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{Kernel, Lanes};
+    use super::{Kernel, Lanes, decode};
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
     pub(super) fn run_avx512_bf16<K: Kernel>(kernel: K) {
@@ -278,6 +299,15 @@ mod x86 {
             unsafe { _mm512_storeu_ps(out.as_mut_ptr(), self.0) };
             out
         }
+
+        #[inline(always)]
+        unsafe fn put_e4m3(codes: &[u8; 32], to: *mut u16) {
+            unsafe { decode::avx512::e4m3(codes, to) }
+        }
+        #[inline(always)]
+        unsafe fn put_nvfp4(codes: &[[u32; 32]], scales: &[u8; 32], to: *mut u16) {
+            unsafe { decode::avx512::nvfp4(codes, scales, to) }
+        }
     }
 
     #[derive(Clone, Copy)]
@@ -333,6 +363,15 @@ mod x86 {
         #[inline(always)]
         fn to_array(self) -> [f32; 16] {
             Avx512(self.0).to_array()
+        }
+
+        #[inline(always)]
+        unsafe fn put_e4m3(codes: &[u8; 32], to: *mut u16) {
+            unsafe { decode::avx512::e4m3(codes, to) }
+        }
+        #[inline(always)]
+        unsafe fn put_nvfp4(codes: &[[u32; 32]], scales: &[u8; 32], to: *mut u16) {
+            unsafe { decode::avx512::nvfp4(codes, scales, to) }
         }
     }
 

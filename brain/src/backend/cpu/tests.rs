@@ -40,7 +40,10 @@ fn weight(rows: usize, cols: usize, bf16: bool) -> Weight {
             .collect(),
         false => values.flat_map(f32::to_le_bytes).collect(),
     };
-    let dtype = if bf16 { "BF16" } else { "F32" };
+    stored(rows, cols, if bf16 { "BF16" } else { "F32" }, &data)
+}
+
+fn stored(rows: usize, cols: usize, dtype: &str, data: &[u8]) -> Weight {
     let header = format!(
         r#"{{"w":{{"dtype":"{dtype}","shape":[{rows},{cols}],"data_offsets":[0,{}]}}}}"#,
         data.len()
@@ -53,13 +56,42 @@ fn weight(rows: usize, cols: usize, bf16: bool) -> Weight {
     Weight::Float(tensors[0].clone())
 }
 
+/// The bf16 instruction takes subnormals for zero, and so does everybody else: there are none.
+#[test]
+fn subnormal_weights_are_zero_at_every_level() {
+    let numbers = [1e-39f32, 3.0, -1e-40, f32::from_bits(0x007f_0000), -2.0];
+    let data = numbers.iter().cycle().take(33 * 7);
+    let file: Vec<u8> = data
+        .clone()
+        .flat_map(|x| half::bf16::from_f32(*x).to_le_bytes())
+        .collect();
+    let weight = stored(33, 7, "BF16", &file);
+    let matrix = Matrix::pack(&Pool::new(1).unwrap(), &[&weight], true);
+    let mut x = Buf::new(1, 7);
+    // Large enough to make a normal number of a subnormal one, were it taken as it is.
+    x.row_mut(0).fill(2f32.powi(100));
+    let normal = |x: &f32| if x.is_normal() { *x } else { 0.0 };
+    let numbers: Vec<f32> = data.map(normal).collect();
+    for level in levels() {
+        let mode = Mode { level, round: true };
+        let mut out = Buf::new(1, 33);
+        let mut words = Words::new(1, 7);
+        let pool = Pool::new(1).unwrap();
+        product(&pool, mode, 1, &x, &matrix, &mut words, &mut out);
+        for (n, row) in numbers.chunks(7).enumerate() {
+            let sum: f32 = row.iter().sum();
+            assert_eq!(out.row(0)[n], sum * 2f32.powi(100), "{level:?} {n}");
+        }
+    }
+}
+
 /// Every output is one chain of fused multiply-adds, whatever the shape, level or threads.
 #[test]
 fn a_product_is_its_definition() {
     for (outputs, inputs) in [(1, 1), (31, 7), (33, 48), (200, 129)] {
         for bf16 in [true, false] {
             let weight = weight(outputs, inputs, bf16);
-            let matrix = Matrix::pack(&[&weight], true);
+            let matrix = Matrix::pack(&Pool::new(1).unwrap(), &[&weight], true);
             let plain = weight.to_vec();
             for rows in (1..=26).chain([97, 200]) {
                 let mut x = Buf::new(rows, inputs);
