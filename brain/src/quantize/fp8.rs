@@ -8,7 +8,15 @@ const SMALLEST_SCALE: f32 = 1e-30;
 /// Encodes a row; the result is its scale.
 pub fn encode(row: &[f32], codes: &mut [u8], sum: &mut ErrorSum) -> f32 {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
+    if is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+    {
+        // SAFETY: the instructions were found just now.
+        #[allow(unsafe_code, reason = "vector kernel")]
+        return unsafe { encode_avx512(row, codes, sum) };
+    } else if is_x86_feature_detected!("avx2") {
         // SAFETY: the instructions were found just now.
         #[allow(unsafe_code, reason = "vector kernel")]
         return unsafe { encode_avx2(row, codes, sum) };
@@ -17,6 +25,13 @@ pub fn encode(row: &[f32], codes: &mut [u8], sum: &mut ErrorSum) -> f32 {
 }
 
 /// The same code in wider registers: the same bits, since nothing is fused or reordered.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2")]
+fn encode_avx512(row: &[f32], codes: &mut [u8], sum: &mut ErrorSum) -> f32 {
+    encode_portable(row, codes, sum)
+}
+
+/// Likewise.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn encode_avx2(row: &[f32], codes: &mut [u8], sum: &mut ErrorSum) -> f32 {
@@ -88,6 +103,14 @@ mod tests {
         let scale = encode(&row, &mut both[0], &mut one);
         assert_eq!(scale, encode_portable(&row, &mut both[1], &mut two));
         assert_eq!((&both[0], one), (&both[1], two));
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            let mut narrow = (vec![1; row.len()], ErrorSum::default());
+            // SAFETY: the instructions were found just now.
+            #[allow(unsafe_code, reason = "vector kernel")]
+            let found = unsafe { encode_avx2(&row, &mut narrow.0, &mut narrow.1) };
+            assert_eq!((found, &narrow.0, narrow.1), (scale, &both[0], one));
+        }
     }
 
     #[test]

@@ -32,7 +32,15 @@ pub fn factor(largest: f32) -> f32 {
 /// `scales` a byte for 16.
 pub fn encode(weights: &[f32], factor: f32, codes: &mut [u8], scales: &mut [u8]) -> ErrorSum {
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") {
+    if is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+    {
+        // SAFETY: the instructions were found just now.
+        #[allow(unsafe_code, reason = "vector kernel")]
+        return unsafe { encode_avx512(weights, factor, codes, scales) };
+    } else if is_x86_feature_detected!("avx2") {
         // SAFETY: the instructions were found just now.
         #[allow(unsafe_code, reason = "vector kernel")]
         return unsafe { encode_avx2(weights, factor, codes, scales) };
@@ -41,6 +49,13 @@ pub fn encode(weights: &[f32], factor: f32, codes: &mut [u8], scales: &mut [u8])
 }
 
 /// The same code in wider registers: the same bits, since nothing is fused or reordered.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2")]
+fn encode_avx512(weights: &[f32], factor: f32, codes: &mut [u8], scales: &mut [u8]) -> ErrorSum {
+    encode_portable(weights, factor, codes, scales)
+}
+
+/// Likewise.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn encode_avx2(weights: &[f32], factor: f32, codes: &mut [u8], scales: &mut [u8]) -> ErrorSum {
@@ -275,7 +290,17 @@ mod tests {
         plain_codes.fill(0);
         plain_scales.fill(0);
         let plain = encode_portable(&weights, factor, &mut plain_codes, &mut plain_scales);
-        assert_eq!((plain_codes, plain_scales, plain), (codes, scales, sum));
+        assert_eq!((&plain_codes, &plain_scales, plain), (&codes, &scales, sum));
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            plain_codes.fill(0);
+            plain_scales.fill(0);
+            // SAFETY: the instructions were found just now.
+            #[allow(unsafe_code, reason = "vector kernel")]
+            let narrow =
+                unsafe { encode_avx2(&weights, factor, &mut plain_codes, &mut plain_scales) };
+            assert_eq!((plain_codes, plain_scales, narrow), (codes, scales, sum));
+        }
     }
 
     #[test]
