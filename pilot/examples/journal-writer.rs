@@ -14,7 +14,7 @@ use std::{
 };
 
 use pilot::{
-    journal::{Durability, Journal, JournalError, sled::SledJournal},
+    journal::{Durability, History, Journal, JournalError, sled::SledJournal},
     run::entry::{Entry, RunId},
 };
 

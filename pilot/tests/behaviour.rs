@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use pilot::{
     brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
     driver::{Driver, DriverError, Ending, Resume},
-    journal::{Durability, Journal, JournalError, memory::MemoryJournal},
+    journal::{Durability, History, Journal, JournalError, memory::MemoryJournal},
     run::{
         entry::{AnswerEnd, Entry, Limits, PauseReason, RunId},
         event::RunEvent,

@@ -13,7 +13,9 @@ use std::{
 use pilot::{
     brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
     driver::{Driver, DriverError, Ending},
-    journal::{Durability, Head, Journal, JournalError, Record, RunListing, memory::MemoryJournal},
+    journal::{
+        Durability, Head, History, Journal, JournalError, Record, RunListing, memory::MemoryJournal,
+    },
     run::entry::{Entry, ResultOrigin, RunId, ToolEnded},
     tools::{
         Class, Declaration, Execution, Facts, Standing, Tool, ToolCall, ToolContext, ToolOutput,
@@ -87,17 +89,19 @@ impl Tool for Panics {
 /// A journal whose process dies when a tool's result comes.
 struct DiesAtResult(Arc<MemoryJournal>);
 
-impl Journal for DiesAtResult {
+impl History for DiesAtResult {
     fn runs(&self) -> Result<Vec<RunListing>, JournalError> {
         self.0.runs()
     }
 
-    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
-        self.0.head(run)
-    }
-
     fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
         self.0.load(run, from)
+    }
+}
+
+impl Journal for DiesAtResult {
+    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
+        self.0.head(run)
     }
 
     fn append(

@@ -170,3 +170,36 @@ fn two_pilots_on_one_store_are_told_apart() {
     drop(journal);
     program.finish();
 }
+
+#[test]
+fn a_run_that_is_going_on_can_be_looked_at() {
+    let options = ScriptedOptions {
+        // So slow that the run outlasts the looking.
+        pace: Duration::from_secs(3600),
+        ..ScriptedOptions::default()
+    };
+    let program = Program {
+        scene: Scene::new(),
+        brain: ScriptedBrain::start(script(), options).unwrap(),
+    };
+    let name = program.scene.new_run().run.to_string();
+    let mut running = program.command(&["run"]).spawn().unwrap();
+    let show = |verb: &[&str]| program.command(verb).arg("--json").output().unwrap();
+    let seen = loop {
+        let seen = show(&["show", &name]);
+        if seen.status.success() {
+            break seen;
+        }
+        assert_eq!(running.try_wait().unwrap(), None, "{seen:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert!(String::from_utf8_lossy(&seen.stdout).contains(&name));
+    let listed = show(&["list"]);
+    assert!(listed.status.success(), "{listed:?}");
+    assert!(String::from_utf8_lossy(&listed.stdout).contains(&name));
+    assert_eq!(running.try_wait().unwrap(), None, "it should still run");
+    running.kill().unwrap();
+    running.wait().unwrap();
+    let left = show(&["show", &name]);
+    assert!(left.status.success(), "{left:?}");
+}

@@ -1,6 +1,9 @@
 //! `pilot list` and `pilot show`: what stands in the store.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    io::{self, Write},
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use super::{print, store};
 use crate::{
@@ -13,12 +16,14 @@ use crate::{
 
 pub(super) fn list(config: &Config, args: &ListArgs) -> Result<u8, Error> {
     let mut rows = Vec::new();
-    match store::open(config) {
-        // Before the first run there is no store, and that is an empty list.
-        Err(Error::Journal(JournalError::NoStore(_))) => {}
+    match store::view(config) {
+        // Before the first run there is no store, and that is an empty list; or a name is mistyped.
+        Err(Error::Journal(error @ JournalError::NoStore(_))) => {
+            let _ = writeln!(io::stderr(), "pilot: {error}");
+        }
         Err(error) => return Err(error),
         Ok(journal) => {
-            for found in store::all(&journal)? {
+            for found in store::all(config, &*journal)? {
                 rows.push(match found.stored {
                     Ok(stored) => Row::new(&stored.state, &stored.records),
                     Err(reason) => Row::damaged(found.run.to_string(), reason),
@@ -37,8 +42,8 @@ pub(super) fn list(config: &Config, args: &ListArgs) -> Result<u8, Error> {
 }
 
 pub(super) fn show(config: &Config, args: &ShowArgs) -> Result<u8, Error> {
-    let journal = store::open(config)?;
-    let stored = store::Stored::load(&journal, &store::named(&args.run)?)?;
+    let journal = store::view(config)?;
+    let stored = store::Stored::load(config, &*journal, &store::named(&args.run)?)?;
     let text = if args.tokens {
         history::tokens(&stored.entries())
     } else if args.transcript {

@@ -17,7 +17,7 @@ use crate::{
     config::Config,
     driver::{self, Driver, Ending, NewRun, Parts, Resume, failpoint::FailPoints},
     error::{Error, exit},
-    journal::{Journal, JournalError, sled::SledJournal},
+    journal::{Journal, JournalError, share::Share, sled::SledJournal},
     run::{
         entry::{Limits, RunId, SamplingChoice},
         state::Status,
@@ -79,11 +79,12 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
     };
     // Before the store is made: a brain that is away, or a run that cannot be, leaves nothing behind.
     driver::plan(&brain, &tools, new.clone()).await?;
-    let journal = SledJournal::open_or_create(&config.store)?;
+    let journal = Arc::new(SledJournal::open_or_create(&config.store)?);
+    let _share = share(&journal);
     let screen = Arc::new(Screen::new(args.view.mode().view()));
     let parts = Parts {
         spool: journal.spool(&run),
-        journal: Arc::new(journal),
+        journal,
         brain,
         tools,
         observer: screen.clone(),
@@ -106,7 +107,7 @@ pub(super) async fn resume(
     let journal = store::open(config)?;
     let run = match &args.run {
         Some(text) => store::named(text)?,
-        None => latest(&journal)?,
+        None => latest(config, &journal)?,
     };
     let how = Going {
         budgets: &args.budgets,
@@ -131,7 +132,7 @@ async fn go_on(
     how: Going<'_>,
     shutdown: Shutdown,
 ) -> Result<u8, Error> {
-    let stored = Stored::load(&journal, &run)?;
+    let stored = Stored::load(config, &journal, &run)?;
     let created = &stored.state.created;
     if !matches!(stored.state.status, Status::Finished(_)) {
         workspace(Path::new(&created.workspace))?;
@@ -145,10 +146,12 @@ async fn go_on(
             .map_or(created.limits.active_ms, milliseconds),
     });
     let brain = brain(config)?;
+    let journal = Arc::new(journal);
+    let _share = share(&journal);
     let screen = Arc::new(Screen::new(how.mode.view()));
     let parts = Parts {
         spool: journal.spool(&run),
-        journal: Arc::new(journal),
+        journal,
         brain,
         tools: tools::toolbox(created.allow_bash),
         observer: screen.clone(),
@@ -165,6 +168,14 @@ async fn go_on(
     };
     screen.close();
     Ok(say_end(&run, ended?))
+}
+
+/// Lets `pilot list` and `pilot show` look in while this process holds the store. A run needs no
+/// onlookers, so one that cannot have them goes on.
+fn share(journal: &Arc<SledJournal>) -> Option<Share> {
+    Share::start(journal)
+        .inspect_err(|error| tracing::warn!(%error, "list and show cannot look in"))
+        .ok()
 }
 
 fn say_end(run: &RunId, ending: Ending) -> u8 {
@@ -193,12 +204,14 @@ fn existing(config: &Config, run: &RunId) -> Result<Option<(SledJournal, RunId)>
 }
 
 /// The run written to last among those that are not finished.
-fn latest(journal: &SledJournal) -> Result<RunId, Error> {
-    let unfinished = store::all(journal)?.into_iter().filter_map(|found| {
-        let stored = found.stored.ok()?;
-        let open = !matches!(stored.state.status, Status::Finished(_));
-        open.then(|| (stored.changed_ms(), found.run))
-    });
+fn latest(config: &Config, journal: &SledJournal) -> Result<RunId, Error> {
+    let unfinished = store::all(config, journal)?
+        .into_iter()
+        .filter_map(|found| {
+            let stored = found.stored.ok()?;
+            let open = !matches!(stored.state.status, Status::Finished(_));
+            open.then(|| (stored.changed_ms(), found.run))
+        });
     match unfinished.max() {
         Some((_, run)) => Ok(run),
         None => Err(JournalError::UnknownRun("to go on with".to_owned()).into()),

@@ -3,7 +3,7 @@
 use crate::{
     config::Config,
     error::Error,
-    journal::{Journal, JournalError, Record, sled::SledJournal},
+    journal::{History, JournalError, Record, share::View, sled::SledJournal},
     run::{
         entry::{Entry, RunId},
         state::State,
@@ -20,14 +20,14 @@ pub(super) struct Stored {
 
 impl Stored {
     /// The run of this name.
-    pub(super) fn load(journal: &SledJournal, run: &RunId) -> Result<Self, Error> {
+    pub(super) fn load(config: &Config, journal: &dyn History, run: &RunId) -> Result<Self, Error> {
         let records = journal.load(run, 0)?;
         if records.is_empty() {
             return Err(JournalError::UnknownRun(run.to_string()).into());
         }
         let state = State::fold(records.iter().map(|r| &r.entry)).map_err(|(at, error)| {
             JournalError::Damaged {
-                path: journal.path().to_owned(),
+                path: config.store.clone(),
                 what: format!("run {run}, entry {at}: {}", error.reason),
             }
         })?;
@@ -56,18 +56,30 @@ pub(super) struct Found {
     pub(super) stored: Result<Stored, String>,
 }
 
-/// The store, which must exist.
+/// The store, which must exist, to be looked at: the files, or the pilot that holds them.
+pub(super) fn view(config: &Config) -> Result<Box<dyn History>, Error> {
+    match SledJournal::open(&config.store) {
+        Ok(journal) => Ok(Box::new(journal)),
+        Err(held @ JournalError::Locked { .. }) => match View::of(&config.store) {
+            Some(view) => Ok(Box::new(view)),
+            None => Err(held.into()),
+        },
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The store, which must exist, to be written to.
 pub(super) fn open(config: &Config) -> Result<SledJournal, Error> {
     Ok(SledJournal::open(&config.store)?)
 }
 
 /// Every run.
-pub(super) fn all(journal: &SledJournal) -> Result<Vec<Found>, Error> {
+pub(super) fn all(config: &Config, journal: &dyn History) -> Result<Vec<Found>, Error> {
     let mut runs = Vec::new();
     for listing in journal.runs()? {
         let stored = match listing.head {
             Err(reason) => Err(reason),
-            Ok(_) => Stored::load(journal, &listing.run).map_err(|error| error.to_string()),
+            Ok(_) => Stored::load(config, journal, &listing.run).map_err(|error| error.to_string()),
         };
         runs.push(Found {
             run: listing.run,

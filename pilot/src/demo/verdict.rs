@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    journal::{Journal, sled::SledJournal},
+    journal::{History, sled::SledJournal},
     run::{
         entry::{Entry, RunId},
         event::Totals,

@@ -9,7 +9,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Durability, Head, Journal, JournalError, Record, RunListing, memory::MemoryJournal};
+use super::{
+    Durability, Head, History, Journal, JournalError, Record, RunListing, memory::MemoryJournal,
+};
 use crate::run::entry::{Entry, RunId};
 
 /// What happens at the chosen append. After a crash every call fails: the process is "dead".
@@ -72,20 +74,22 @@ impl FaultJournal {
     }
 }
 
-impl Journal for FaultJournal {
+impl History for FaultJournal {
     fn runs(&self) -> Result<Vec<RunListing>, JournalError> {
         self.check()?;
         self.inner.runs()
     }
 
-    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
-        self.check()?;
-        self.inner.head(run)
-    }
-
     fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
         self.check()?;
         self.inner.load(run, from)
+    }
+}
+
+impl Journal for FaultJournal {
+    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
+        self.check()?;
+        self.inner.head(run)
     }
 
     fn append(

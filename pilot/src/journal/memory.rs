@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Durability, Head, Journal, JournalError, Record, RunListing,
+    Durability, Head, History, Journal, JournalError, Record, RunListing,
     codec::{self, CodecError, Stamp},
 };
 use crate::run::entry::{Entry, RunId};
@@ -63,7 +63,7 @@ fn memory() -> PathBuf {
     PathBuf::from("(memory)")
 }
 
-impl Journal for MemoryJournal {
+impl History for MemoryJournal {
     fn runs(&self) -> Result<Vec<RunListing>, JournalError> {
         let logs = self.logs();
         let list = |(run, log): (&RunId, &Log)| RunListing {
@@ -71,10 +71,6 @@ impl Journal for MemoryJournal {
             head: Ok(log.head()),
         };
         Ok(logs.iter().map(list).collect())
-    }
-
-    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
-        Ok(self.logs().get(run).map_or(Head::EMPTY, Log::head))
     }
 
     fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
@@ -93,6 +89,12 @@ impl Journal for MemoryJournal {
             }
         }
         Ok(records)
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
+        Ok(self.logs().get(run).map_or(Head::EMPTY, Log::head))
     }
 
     fn append(

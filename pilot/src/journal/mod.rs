@@ -7,7 +7,9 @@ mod guard;
 mod high_water;
 mod lock;
 pub mod memory;
+pub mod share;
 pub mod sled;
+mod tree;
 
 use std::path::PathBuf;
 
@@ -62,16 +64,19 @@ pub struct RunListing {
     pub head: Result<Head, String>,
 }
 
-/// A journal of many runs. Calls block.
-pub trait Journal: Send + Sync {
+/// Many runs, to be read. Calls block.
+pub trait History: Send + Sync {
     /// Every run, by id.
     fn runs(&self) -> Result<Vec<RunListing>, JournalError>;
 
-    /// Where the run's journal ends; [`Head::EMPTY`] when there is none.
-    fn head(&self, run: &RunId) -> Result<Head, JournalError>;
-
     /// All records from `from` on, verified.
     fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError>;
+}
+
+/// Many runs, to be written. Calls block.
+pub trait Journal: History {
+    /// Where the run's journal ends; [`Head::EMPTY`] when there is none.
+    fn head(&self, run: &RunId) -> Result<Head, JournalError>;
 
     /// Appends all of `entries` or none, if the run's head is still `expected`.
     fn append(

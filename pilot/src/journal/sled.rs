@@ -8,9 +8,10 @@
 //! | `marathon-store` | marker with the format's version; written last when a store is made |
 //! | `high-water` | how far each run had come ([`super::high_water`]) |
 //! | `sled/` | the database: a tree for each run, one with the heads, one with the epoch |
+//! | `live` | socket at which the holder answers questions ([`super::share`]) |
 //! | `spool/` | output of supervised commands, one folder for each run |
 //!
-//! A record is cut into chunks of [`CHUNK`] bytes under keys `sequence, chunk` (big-endian): larger
+//! A record is cut into chunks of [`tree::CHUNK`] bytes under keys `sequence, chunk` (big-endian): larger
 //! values would make sled write files of their own, which it does not sync. A synced commit is a
 //! transaction, `flush()`, `fdatasync` of sled's file, then the high-water line; only then is the
 //! append acknowledged. After a failed write the state of the page cache is unknown, so nothing
@@ -32,23 +33,20 @@ use sled::{
 };
 
 use super::{
-    Durability, Head, Journal, JournalError, Record, RunListing,
+    Durability, Head, History, Journal, JournalError, Record, RunListing,
     codec::{self, Stamp},
     disk::{self, Barrier, DiskBarrier},
     guard,
     high_water::HighWater,
     lock::StoreLock,
     memory::from_codec,
+    tree::{self, decode_head, decode_u64, encode_head, read_run},
 };
 use crate::run::entry::{Entry, RunId};
 
 const FORMAT: &str = "marathon pilot store 1\n";
 const MARKER: &str = "marathon-store";
-const RUN_PREFIX: &[u8] = b"run/";
 const EPOCH_KEY: &[u8] = b"epoch";
-
-/// Bytes of a record under one key. Sixteen of them, sled's largest page, stay inline.
-const CHUNK: usize = 4096;
 
 /// Free bytes below which nothing is appended.
 const FREE_FLOOR: u64 = 16 << 20;
@@ -210,7 +208,7 @@ impl SledJournal {
 
     fn tree(&self, run: &RunId) -> Result<Tree, JournalError> {
         self.db
-            .open_tree(tree_name(run))
+            .open_tree(tree::name(run))
             .map_err(|error| JournalError::io("opening a run", error))
     }
 
@@ -238,8 +236,8 @@ impl SledJournal {
                 return Err(abort(Refusal::Conflict(found.next)));
             }
             for (sequence, bytes) in records {
-                for (at, chunk) in bytes.chunks(CHUNK).enumerate() {
-                    tree.insert(&record_key(*sequence, at as u32), chunk)?;
+                for (key, chunk) in tree::chunks(*sequence, bytes) {
+                    tree.insert(&key, chunk)?;
                 }
             }
             heads.insert(run.as_str(), encode_head(head))?;
@@ -269,7 +267,7 @@ enum Refusal {
     Conflict(u64),
 }
 
-impl Journal for SledJournal {
+impl History for SledJournal {
     fn runs(&self) -> Result<Vec<RunListing>, JournalError> {
         let writer = self.writer();
         let good = writer
@@ -285,12 +283,6 @@ impl Journal for SledJournal {
             .into_iter()
             .map(|(run, head)| RunListing { run, head })
             .collect())
-    }
-
-    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
-        let writer = self.writer();
-        refuse_damaged(&self.path, &writer, run)?;
-        Ok(writer.heads.get(run).copied().unwrap_or(Head::EMPTY))
     }
 
     fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
@@ -318,6 +310,14 @@ impl Journal for SledJournal {
             })
         })?;
         Ok(records)
+    }
+}
+
+impl Journal for SledJournal {
+    fn head(&self, run: &RunId) -> Result<Head, JournalError> {
+        let writer = self.writer();
+        refuse_damaged(&self.path, &writer, run)?;
+        Ok(writer.heads.get(run).copied().unwrap_or(Head::EMPTY))
     }
 
     fn append(
@@ -397,7 +397,7 @@ fn open_and_verify(path: &Path, folder: &Path, fresh: bool) -> Result<Opened, Jo
     let meta = db.open_tree("meta").map_err(io)?;
     let mut runs = BTreeMap::new();
     for name in db.tree_names() {
-        let Some(run) = name.strip_prefix(RUN_PREFIX) else {
+        let Some(run) = name.strip_prefix(tree::RUN_PREFIX) else {
             continue;
         };
         let run = String::from_utf8_lossy(run).into_owned();
@@ -480,57 +480,6 @@ fn open_patiently(folder: &Path) -> sled::Result<Db> {
     config.open()
 }
 
-/// Reads the records `0..count` of a run, verifying each; records past them are damage.
-fn read_run(
-    path: &Path,
-    tree: &Tree,
-    run: &RunId,
-    count: u64,
-    mut take: impl FnMut(Record),
-) -> Result<Head, JournalError> {
-    let damaged = |what: String| JournalError::Damaged {
-        path: path.to_owned(),
-        what,
-    };
-    let mut head = Head::EMPTY;
-    let mut bytes: Vec<u8> = Vec::new();
-    let mut expected = (0_u64, 0_u32);
-    let mut finish = |bytes: &mut Vec<u8>, head: &mut Head| -> Result<(), JournalError> {
-        let (record, next) =
-            codec::decode(run, *head, bytes).map_err(|error| from_codec(path.to_owned(), error))?;
-        take(record);
-        *head = next;
-        bytes.clear();
-        Ok(())
-    };
-    for item in tree.iter() {
-        let (key, chunk) = item.map_err(|error| damaged(format!("run {run}: {error}")))?;
-        let place = decode_key(&key).ok_or_else(|| damaged(format!("run {run}: an odd key")))?;
-        if place.0 == expected.0 + 1 && place.1 == 0 && !bytes.is_empty() {
-            finish(&mut bytes, &mut head)?;
-            expected = (place.0, 0);
-        }
-        if place != expected {
-            return Err(damaged(format!(
-                "run {run}: record {} is missing",
-                expected.0
-            )));
-        }
-        bytes.extend_from_slice(&chunk);
-        expected.1 += 1;
-    }
-    if !bytes.is_empty() {
-        finish(&mut bytes, &mut head)?;
-    }
-    if head.next != count {
-        return Err(damaged(format!(
-            "run {run} has {} records of {count}",
-            head.next
-        )));
-    }
-    Ok(head)
-}
-
 type Compared = (BTreeMap<RunId, Head>, BTreeMap<RunId, String>);
 
 /// Sorts runs into good and damaged ones by what the high-water file remembers.
@@ -585,53 +534,12 @@ fn refuse_damaged(path: &Path, writer: &Writer, run: &RunId) -> Result<(), Journ
     }
 }
 
-fn tree_name(run: &RunId) -> Vec<u8> {
-    [RUN_PREFIX, run.as_str().as_bytes()].concat()
-}
-
-fn record_key(sequence: u64, chunk: u32) -> [u8; 12] {
-    let mut key = [0; 12];
-    key[..8].copy_from_slice(&sequence.to_be_bytes());
-    key[8..].copy_from_slice(&chunk.to_be_bytes());
-    key
-}
-
-fn decode_key(key: &[u8]) -> Option<(u64, u32)> {
-    let (sequence, chunk) = key.split_at_checked(8)?;
-    let sequence = u64::from_be_bytes(sequence.try_into().ok()?);
-    Some((sequence, u32::from_be_bytes(chunk.try_into().ok()?)))
-}
-
-fn encode_head(head: Head) -> Vec<u8> {
-    let mut bytes = head.next.to_le_bytes().to_vec();
-    bytes.extend_from_slice(&head.hash);
-    bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
-    bytes
-}
-
-fn decode_head(bytes: &[u8]) -> Option<Head> {
-    let bytes: &[u8; 44] = bytes.try_into().ok()?;
-    if crc32c::crc32c(&bytes[..40]).to_le_bytes() != bytes[40..] {
-        return None;
-    }
-    let mut hash = [0; 32];
-    hash.copy_from_slice(&bytes[8..40]);
-    Some(Head {
-        next: u64::from_le_bytes(bytes[..8].try_into().ok()?),
-        hash,
-    })
-}
-
-fn decode_u64(bytes: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(bytes.try_into().ok()?))
-}
-
-#[cfg(test)]
-#[path = "sled_tests.rs"]
-mod tests;
-
 fn wall_ms() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64)
 }
+
+#[cfg(test)]
+#[path = "sled_tests.rs"]
+mod tests;

@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::*;
-use crate::run::entry::Limits;
+use crate::{
+    journal::tree::{CHUNK, record_key},
+    run::entry::Limits,
+};
 
 fn run(name: &str) -> RunId {
     RunId::new(name).unwrap()

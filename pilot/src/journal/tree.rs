@@ -1,0 +1,118 @@
+//! How a run's records lie in a sled tree, and the small values beside them.
+
+use std::path::Path;
+
+use sled::Tree;
+
+use super::{Head, JournalError, Record, codec, memory::from_codec};
+use crate::run::entry::RunId;
+
+/// What names of trees with runs begin with.
+pub(super) const RUN_PREFIX: &[u8] = b"run/";
+
+/// Bytes of a record under one key. Sixteen of them, sled's largest page, stay inline.
+pub(super) const CHUNK: usize = 4096;
+
+/// Name of the tree that holds the records of `run`.
+pub(super) fn name(run: &RunId) -> Vec<u8> {
+    [RUN_PREFIX, run.as_str().as_bytes()].concat()
+}
+
+/// A record cut into what goes under one key each.
+pub(super) fn chunks(sequence: u64, record: &[u8]) -> impl Iterator<Item = ([u8; 12], &[u8])> {
+    (0_u32..)
+        .zip(record.chunks(CHUNK))
+        .map(move |(at, chunk)| (record_key(sequence, at), chunk))
+}
+
+/// Key of chunk `chunk` of record `sequence`.
+pub(super) fn record_key(sequence: u64, chunk: u32) -> [u8; 12] {
+    let mut key = [0; 12];
+    key[..8].copy_from_slice(&sequence.to_be_bytes());
+    key[8..].copy_from_slice(&chunk.to_be_bytes());
+    key
+}
+
+fn decode_key(key: &[u8]) -> Option<(u64, u32)> {
+    let (sequence, chunk) = key.split_at_checked(8)?;
+    let sequence = u64::from_be_bytes(sequence.try_into().ok()?);
+    Some((sequence, u32::from_be_bytes(chunk.try_into().ok()?)))
+}
+
+/// A head as it is stored, with a checksum.
+pub(super) fn encode_head(head: Head) -> Vec<u8> {
+    let mut bytes = head.next.to_le_bytes().to_vec();
+    bytes.extend_from_slice(&head.hash);
+    bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
+    bytes
+}
+
+/// The head that was stored, if these are its bytes.
+pub(super) fn decode_head(bytes: &[u8]) -> Option<Head> {
+    let bytes: &[u8; 44] = bytes.try_into().ok()?;
+    if crc32c::crc32c(&bytes[..40]).to_le_bytes() != bytes[40..] {
+        return None;
+    }
+    let mut hash = [0; 32];
+    hash.copy_from_slice(&bytes[8..40]);
+    Some(Head {
+        next: u64::from_le_bytes(bytes[..8].try_into().ok()?),
+        hash,
+    })
+}
+
+/// A big-endian number of eight bytes.
+pub(super) fn decode_u64(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// Reads the records `0..count` of a run, verifying each; records past them are damage.
+pub(super) fn read_run(
+    path: &Path,
+    tree: &Tree,
+    run: &RunId,
+    count: u64,
+    mut take: impl FnMut(Record),
+) -> Result<Head, JournalError> {
+    let damaged = |what: String| JournalError::Damaged {
+        path: path.to_owned(),
+        what,
+    };
+    let mut head = Head::EMPTY;
+    let mut bytes: Vec<u8> = Vec::new();
+    let mut expected = (0_u64, 0_u32);
+    let mut finish = |bytes: &mut Vec<u8>, head: &mut Head| -> Result<(), JournalError> {
+        let (record, next) =
+            codec::decode(run, *head, bytes).map_err(|error| from_codec(path.to_owned(), error))?;
+        take(record);
+        *head = next;
+        bytes.clear();
+        Ok(())
+    };
+    for item in tree.iter() {
+        let (key, chunk) = item.map_err(|error| damaged(format!("run {run}: {error}")))?;
+        let place = decode_key(&key).ok_or_else(|| damaged(format!("run {run}: an odd key")))?;
+        if place.0 == expected.0 + 1 && place.1 == 0 && !bytes.is_empty() {
+            finish(&mut bytes, &mut head)?;
+            expected = (place.0, 0);
+        }
+        if place != expected {
+            return Err(damaged(format!(
+                "run {run}: record {} is missing",
+                expected.0
+            )));
+        }
+        bytes.extend_from_slice(&chunk);
+        expected.1 += 1;
+    }
+    if !bytes.is_empty() {
+        finish(&mut bytes, &mut head)?;
+    }
+    if head.next != count {
+        return Err(damaged(format!(
+            "run {run} has {} records of {count}",
+            head.next
+        )));
+    }
+    Ok(head)
+}
