@@ -8,6 +8,7 @@ use crate::{
         cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS, auto_kv_memory},
         cuda::{self, CudaError, CudaExecutor, CudaOptions},
         fake::{FakeExecutor, FakeOptions, SLOT_BYTES},
+        synthetic::Synthetic,
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
     demo,
@@ -64,16 +65,35 @@ fn files(config: &Config) -> Result<Files, Error> {
     Ok(Files::Folders(locate(&model, &drafting, say)?))
 }
 
+/// Generations that may wait or be computed: for each that is computed at a time, and at least.
+const LIVE_PER_SEQUENCE: usize = 16;
+const LEAST_LIVE: usize = 256;
+
+/// What a measurement asks for and a server never does.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Trial {
+    /// Positions beyond those that the checkpoint was trained for. What it says there means nothing.
+    pub stretch: Option<usize>,
+    /// Drafts that are right in these shares of the rounds (see [`Synthetic`]); its own if empty.
+    pub acceptance: Vec<f64>,
+}
+
 /// Loads everything and starts the engine. Blocks for as long as that takes.
 pub fn bring_up(config: &Config) -> Result<Serving, Error> {
+    bring_up_for(config, &Trial::default())
+}
+
+/// The same for a measurement.
+pub fn bring_up_for(config: &Config, trial: &Trial) -> Result<Serving, Error> {
     let files = files(config)?;
     let text = Arc::new(text_model(config, &files)?);
     let (executor, facts) = match config.device {
         Device::Fake => fake(config, &text),
-        Device::Auto => auto(config, &files, &text)?,
-        Device::Cpu => cpu(config, &files, &text)?,
-        Device::Cuda(ordinal) => cuda(config, ordinal, &files, &text)?,
+        Device::Auto => auto(config, trial, &files, &text)?,
+        Device::Cpu => cpu(config, trial, &files, &text)?,
+        Device::Cuda(ordinal) => cuda(config, trial, ordinal, &files, &text)?,
     };
+    let executor = with_acceptance(executor, trial)?;
     let engine_config = EngineConfig {
         sched: SchedConfig {
             max_rows: config.max_num_batched_tokens,
@@ -81,10 +101,13 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
             fingerprint: facts.fingerprint.clone(),
             turn_ends: vec![text.tokenizer().markers().turn_close],
             cache: cache_config(executor.limits(), config.lease),
+            // Text that is looked up is right or wrong by itself.
+            lookups: trial.acceptance.is_empty(),
             ..SchedConfig::default()
         },
         host_cache: host_cache(config, facts.device),
         lease: config.lease,
+        live: LEAST_LIVE.max(LIVE_PER_SEQUENCE * config.max_num_seqs),
         ..EngineConfig::default()
     };
     let storage = storage(config, &text, &facts, executor.limits())?;
@@ -104,6 +127,20 @@ fn host_cache(config: &Config, device: &str) -> u64 {
         _ => 0,
     };
     config.host_cache_bytes.unwrap_or_else(chosen)
+}
+
+/// Replaces the drafts, if that is asked for.
+fn with_acceptance(executor: Box<dyn Executor>, trial: &Trial) -> Result<Box<dyn Executor>, Error> {
+    if trial.acceptance.is_empty() {
+        return Ok(executor);
+    }
+    if executor.limits().max_drafts == 0 {
+        return Err(Error::Usage(
+            "--synthetic-acceptance: nothing drafts here; give a model with a drafter".into(),
+        ));
+    }
+    let acceptance = trial.acceptance.clone();
+    Ok(Box::new(Synthetic::new(executor, acceptance)))
 }
 
 /// Bytes a second that snapshots are written with while the engine works.
@@ -185,10 +222,11 @@ fn default_draft(draft_tokens: DraftTokens) -> DraftDepth {
 /// The processor computes the checkpoint.
 fn cpu(
     config: &Config,
+    trial: &Trial,
     files: &Files,
     text: &TextModel,
 ) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
-    let model = load(config, files)?;
+    let model = load(config, trial, files)?;
     check_model(&model, files, text)?;
     let mut facts = facts(config, &model, "cpu", String::new());
     let mut options = CpuOptions {
@@ -226,29 +264,31 @@ fn cpu(
 /// and why.
 fn auto(
     config: &Config,
+    trial: &Trial,
     files: &Files,
     text: &TextModel,
 ) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
     let why = match cuda::probe(0) {
         Err(error) => error.to_string(),
-        Ok(_) => match cuda(config, 0, files, text) {
+        Ok(_) => match cuda(config, trial, 0, files, text) {
             Ok(made) => return Ok(made),
             Err(Error::Device(why)) => why,
             Err(error) => return Err(error),
         },
     };
     tracing::info!(why, "the processor computes, not a card");
-    cpu(config, files, text)
+    cpu(config, trial, files, text)
 }
 
 /// A card computes the checkpoint.
 fn cuda(
     config: &Config,
+    trial: &Trial,
     ordinal: usize,
     files: &Files,
     text: &TextModel,
 ) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
-    let model = Arc::new(load(config, files)?);
+    let model = Arc::new(load(config, trial, files)?);
     check_model(&model, files, text)?;
     let options = CudaOptions {
         ordinal,
@@ -356,7 +396,7 @@ fn foreign_tokenizer(
     ))
 }
 
-fn load(config: &Config, files: &Files) -> Result<LoadedModel, Error> {
+fn load(config: &Config, trial: &Trial, files: &Files) -> Result<LoadedModel, Error> {
     let loaded = match files {
         Files::Folders(Located { model, drafter }) => {
             let drafter = drafter
@@ -375,7 +415,11 @@ fn load(config: &Config, files: &Files) -> Result<LoadedModel, Error> {
             model::load_embedded(&demo::CHECKPOINT, with_drafter)
         }
     };
-    loaded.map_err(|error| Error::Checkpoint(error.to_string()))
+    let mut loaded = loaded.map_err(|error| Error::Checkpoint(error.to_string()))?;
+    if let Some(positions) = trial.stretch {
+        loaded.plan.max_positions = loaded.plan.max_positions.max(positions);
+    }
+    Ok(loaded)
 }
 
 /// Drafts that a fake device makes, at most.

@@ -218,6 +218,14 @@ pub struct BenchArgs {
     /// How often each is measured; the median counts.
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub repeats: usize,
+    /// Measure as if the drafter were right this often: shares of rounds whose first, second, …
+    /// draft is accepted, from 1 to 0 and never rising. Drafting and verifying cost what they cost.
+    #[arg(long, value_name = "P1,P2,…", value_delimiter = ',')]
+    pub synthetic_acceptance: Vec<f64>,
+    /// Let the model go this far, beyond the context that it was trained for. What it says there
+    /// means nothing; what it costs does.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub stretch_context: Option<u32>,
     /// Folder for the results.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub out: PathBuf,

@@ -5,6 +5,7 @@ pub mod cpu;
 pub mod cuda;
 pub mod fake;
 pub mod ops;
+pub mod synthetic;
 
 use crate::sched::types::{BlockId, Group, Step, StepOutput};
 

@@ -140,6 +140,9 @@ impl Scheduler {
     /// Takes drafts from the sequence's own text where these are likelier to be right than those
     /// that the drafter made.
     fn look_up(&mut self, seq: SeqId, share: usize, batch: Batch) {
+        if !self.config.lookups {
+            return;
+        }
         let Some(sequence) = self.seqs.get_mut(&seq) else {
             return;
         };

@@ -48,6 +48,8 @@ pub struct SchedConfig {
     pub fingerprint: String,
     /// Tokens that end a turn: prompts that share their first turn meet there.
     pub turn_ends: Vec<TokenId>,
+    /// Whether drafts are taken from a sequence's own text too.
+    pub lookups: bool,
 }
 
 impl Default for SchedConfig {
@@ -59,6 +61,7 @@ impl Default for SchedConfig {
             cache: CacheConfig::default(),
             fingerprint: String::new(),
             turn_ends: Vec::new(),
+            lookups: true,
         }
     }
 }

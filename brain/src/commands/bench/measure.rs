@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use super::report::{BatchRow, ContextRow, RestartRow, Results, ReuseRow, StallRow};
 use crate::{
-    bringup,
+    bringup::{self, Trial},
     cli::BenchArgs,
     config::Config,
     engine::{Cursor, Engine, LogEvent},
@@ -29,6 +29,8 @@ const SAVING: Duration = Duration::from_secs(600);
 pub(super) struct Bench<'a> {
     pub(super) args: &'a BenchArgs,
     pub(super) config: &'a Config,
+    /// What the model is made to do.
+    pub(super) trial: Trial,
     /// A folder of its own for snapshots.
     pub(super) snapshots: &'a Path,
     /// Told what is being measured.
@@ -54,7 +56,7 @@ impl Bench<'_> {
     /// Measures everything.
     pub(super) async fn run(&self) -> Result<Results, Error> {
         (self.progress)("loading");
-        let mut device = Device::new("bench", bringup::bring_up(self.config)?);
+        let mut device = Device::new("bench", self.bring_up(self.config)?);
         let facts = device.facts.clone();
         let mut results = Results {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -65,6 +67,8 @@ impl Bench<'_> {
             threads: self.config.threads,
             tokens: self.args.tokens,
             repeats: self.args.repeats,
+            synthetic_acceptance: self.trial.acceptance.clone(),
+            stretched_to: self.trial.stretch,
             ..Results::default()
         };
         let contexts = self.contexts(device.engine.max_len())?;
@@ -98,6 +102,10 @@ impl Bench<'_> {
             results.restart.push(self.restart(context).await?);
         }
         Ok(results)
+    }
+
+    fn bring_up(&self, config: &Config) -> Result<Serving, Error> {
+        bringup::bring_up_for(config, &self.trial)
     }
 
     /// The contexts asked for, as far as the model goes.
@@ -157,8 +165,14 @@ impl Bench<'_> {
         let prompts: Vec<_> = (0..sequences)
             .map(|_| device.prompt(BATCH_PROMPT))
             .collect();
+        // Which drafts are right can be set where the answer is known.
+        let known = match self.trial.acceptance.is_empty() {
+            true => 1,
+            false => self.args.tokens,
+        };
         for prompt in &prompts {
-            device.ask(prompt.clone(), 1, DraftDepth::Fixed(0)).await?;
+            let prompt = prompt.clone();
+            device.ask(prompt, known, DraftDepth::Fixed(0)).await?;
         }
         let mut rates = Vec::new();
         for _ in 0..self.args.repeats.max(1) {
@@ -226,13 +240,13 @@ impl Bench<'_> {
             snapshot_quota: u64::MAX,
             ..self.config.clone()
         };
-        let mut device = Device::new("before", bringup::bring_up(&config)?);
+        let mut device = Device::new("before", self.bring_up(&config)?);
         let prompt = device.prompt(context);
         let first = device
             .ask(prompt, self.args.tokens, DraftDepth::Auto)
             .await?;
         device.end().await;
-        let mut device = Device::new("after", bringup::bring_up(&config)?);
+        let mut device = Device::new("after", self.bring_up(&config)?);
         let next = [first.log, device.prompt(QUESTION)].concat();
         let known = next.len() - QUESTION;
         let restored = device.ask(next.clone(), 1, DraftDepth::Fixed(0)).await?;

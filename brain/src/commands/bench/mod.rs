@@ -10,13 +10,19 @@ mod report;
 
 use std::{fs, io::Write as _, path::Path};
 
-use crate::{bringup, cli::BenchArgs, config::Config, error::Error};
+use crate::{
+    bringup::{self, Trial},
+    cli::BenchArgs,
+    config::Config,
+    error::Error,
+};
 use measure::Bench;
 use report::Results;
 
 /// Measures, prints tables and a plot, and writes `bench.json`, `bench.md` and `bench.svg`.
 pub fn bench(args: &BenchArgs, config: &Config) -> Result<(), Error> {
     bringup::check(config)?;
+    let trial = trial(args)?;
     fs::create_dir_all(&args.out).map_err(|error| unwritten(&args.out, &error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -25,6 +31,7 @@ pub fn bench(args: &BenchArgs, config: &Config) -> Result<(), Error> {
     let bench = Bench {
         args,
         config,
+        trial,
         snapshots: &snapshots,
         progress: &|line| {
             // A closed standard error is no reason not to measure.
@@ -47,6 +54,22 @@ pub fn bench(args: &BenchArgs, config: &Config) -> Result<(), Error> {
         fs::write(&path, text).map_err(|error| unwritten(&path, &error))?;
     }
     print(&format!("{markdown}\n{}", plot::terminal(&results)))
+}
+
+/// What the model is made to do, from the flags.
+fn trial(args: &BenchArgs) -> Result<Trial, Error> {
+    let acceptance = args.synthetic_acceptance.clone();
+    let shares = acceptance.iter().all(|share| (0.0..=1.0).contains(share));
+    if !shares || !acceptance.is_sorted_by(|before, after| before >= after) {
+        return Err(Error::Usage(format!(
+            "--synthetic-acceptance: give shares from 1 to 0, none larger than the one before it; \
+             these are {acceptance:?}"
+        )));
+    }
+    Ok(Trial {
+        stretch: args.stretch_context.map(|tokens| tokens as usize),
+        acceptance,
+    })
 }
 
 /// Prints how the second of two result files compares with the first.
@@ -87,21 +110,55 @@ mod tests {
         config::Loaded,
     };
 
-    #[test]
-    fn a_bench_measures_everything_and_leaves_three_files() {
-        let out = tempfile::tempdir().unwrap();
-        let folder = out.path().to_str().unwrap();
-        let flags = "bench --device fake --fake-step-time 50us --contexts 0,300,900000 --batches 1,3 \
-                     --tokens 20 --repeats 2 --out";
+    /// Runs `brain bench` with a fake device.
+    fn run(out: &Path, flags: &str) -> Result<(), Error> {
+        let always = "bench --device fake --fake-step-time 50us --out";
         let flags = ["brain"]
             .into_iter()
-            .chain(flags.split_whitespace())
-            .chain([folder]);
+            .chain(always.split_whitespace())
+            .chain([out.to_str().unwrap()])
+            .chain(flags.split_whitespace());
         let Command::Bench(args) = Cli::parse_from(flags).command else {
             panic!("not bench")
         };
         let config = Loaded::new(None, &args.settings).unwrap().check().unwrap();
-        bench(&args, &config).unwrap();
+        bench(&args, &config)
+    }
+
+    #[test]
+    fn acceptance_is_made_as_asked_and_said_wherever_figures_stand() {
+        let out = tempfile::tempdir().unwrap();
+        let flags = "--contexts 300 --batches 2 --tokens 60 --repeats 1 --synthetic-acceptance 1,1";
+        run(out.path(), flags).unwrap();
+        let results = load(&out.path().join("bench.json")).unwrap();
+        assert_eq!(results.synthetic_acceptance, [1.0, 1.0]);
+        let row = results.contexts[0];
+        assert!(
+            row.accepted > 0 && row.accepted <= 2 * row.rounds,
+            "{row:?}"
+        );
+        for name in ["bench.md", "bench.svg"] {
+            let text = fs::read_to_string(out.path().join(name)).unwrap();
+            assert!(
+                text.to_lowercase().contains("synthetic acceptance"),
+                "{name}"
+            );
+        }
+        for wrong in ["0.5,0.9", "1.1", "-0.5", "NaN"] {
+            let flags = format!("--contexts 0 --synthetic-acceptance={wrong}");
+            let error = run(out.path(), &flags).unwrap_err().to_string();
+            assert!(error.contains("--synthetic-acceptance"), "{wrong}: {error}");
+        }
+        let flags = "--contexts 0 --drafter none --synthetic-acceptance 1";
+        let error = run(out.path(), flags).unwrap_err().to_string();
+        assert!(error.contains("drafter"), "{error}");
+    }
+
+    #[test]
+    fn a_bench_measures_everything_and_leaves_three_files() {
+        let out = tempfile::tempdir().unwrap();
+        let flags = "--contexts 0,300,900000 --batches 1,3 --tokens 20 --repeats 2";
+        run(out.path(), flags).unwrap();
         let results = load(&out.path().join("bench.json")).unwrap();
         let contexts: Vec<_> = results.contexts.iter().map(|row| row.context).collect();
         assert_eq!(contexts, [0, 300], "what does not fit is left out");

@@ -59,16 +59,28 @@ pub(super) fn svg(results: &Results) -> String {
         "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' \
          font-family='sans-serif' font-size='12'>\n<rect width='100%' height='100%' fill='#fff'/>\n\
          {body}<text x='{:.1}' y='{:.1}' text-anchor='middle'>tokens of context; decode tokens a \
-         second</text>\n</svg>\n",
+         second{}</text>\n</svg>\n",
         WIDTH / 2.0,
         HEIGHT - 6.0,
+        synthetic(results),
     )
+}
+
+/// Said on every plot whose drafts were made to be right.
+fn synthetic(results: &Results) -> &'static str {
+    match results.synthetic_acceptance.is_empty() {
+        true => "",
+        false => "; synthetic acceptance",
+    }
 }
 
 /// The same as bars.
 pub(super) fn terminal(results: &Results) -> String {
     let most = highest(&results.contexts);
-    let mut text = String::from("decode tokens a second, by tokens of context\n");
+    let mut text = format!(
+        "decode tokens a second, by tokens of context{}\n",
+        synthetic(results)
+    );
     for row in &results.contexts {
         for (name, _, rate) in SERIES {
             let bar = "█".repeat((rate(row) / most * BAR).round() as usize);

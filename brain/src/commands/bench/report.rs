@@ -19,6 +19,12 @@ pub(super) struct Results {
     pub(super) tokens: u32,
     /// Times that each was measured; rates are medians.
     pub(super) repeats: usize,
+    /// Shares of rounds whose drafts were made to be right; empty when the drafter's own counted.
+    #[serde(default)]
+    pub(super) synthetic_acceptance: Vec<f64>,
+    /// Positions that the model was let go to, beyond those that it was trained for.
+    #[serde(default)]
+    pub(super) stretched_to: Option<usize>,
     pub(super) contexts: Vec<ContextRow>,
     pub(super) batches: Vec<BatchRow>,
     pub(super) reuse: Vec<ReuseRow>,
@@ -105,6 +111,10 @@ pub(super) fn markdown(results: &Results) -> String {
         results.tokens,
         results.repeats,
     );
+    for note in notes(results) {
+        // Writing to a string does not fail.
+        let _ = write!(text, "\n{note}\n");
+    }
     let rows = results.contexts.iter().map(|row| {
         let share = 100.0 * row.accepted as f64 / row.drafted.max(1) as f64;
         let per_round = row.drafted as f64 / row.rounds.max(1) as f64;
@@ -163,6 +173,28 @@ pub(super) fn markdown(results: &Results) -> String {
     let heads = "context | computed, ms to the first token | from the snapshot | of the tokens";
     table(&mut text, "Restart", heads, rows);
     text
+}
+
+/// What a reader must know before believing a figure.
+pub(super) fn notes(results: &Results) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !results.synthetic_acceptance.is_empty() {
+        let shares: Vec<String> = results
+            .synthetic_acceptance
+            .iter()
+            .map(|share| format!("{share}"))
+            .collect();
+        notes.push(format!(
+            "Synthetic acceptance: drafts were made to be right in {} of the rounds.",
+            shares.join(", ")
+        ));
+    }
+    if let Some(positions) = results.stretched_to {
+        notes.push(format!(
+            "The model was let go to {positions} positions: costs are real, its text is not."
+        ));
+    }
+    notes
 }
 
 fn table(text: &mut String, title: &str, heads: &str, rows: impl Iterator<Item = String>) {
