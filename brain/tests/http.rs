@@ -372,7 +372,19 @@ async fn a_stream_brings_what_the_whole_answer_is() {
             .is_empty()
     );
     assert_eq!(first["prompt_token_ids"], whole["prompt_token_ids"]);
-    // An event's id is the index of its last token.
+    // Clients that take an id for data have asked for none.
+    assert!(events.iter().all(|event| event.id.is_none()));
+    // Usage is sent to those who ask.
+    let plain = chat(json!({"stream": true}));
+    let events = Stream::open(server.post(CHAT, &plain)).await.rest().await;
+    assert_eq!(hear(&events).usage, Value::Null);
+}
+
+#[tokio::test]
+async fn an_event_of_a_resumable_stream_has_the_index_of_its_last_token() {
+    let server = start(&[]).await;
+    let body = chat(json!({"stream": true, "return_token_ids": true, "resumable": true}));
+    let events = Stream::open(server.post(CHAT, &body)).await.rest().await;
     let mut count = 0;
     for event in events.iter().filter(|event| event.id.is_some()) {
         let ids = event.json()["choices"][0]["token_ids"]
@@ -381,10 +393,7 @@ async fn a_stream_brings_what_the_whole_answer_is() {
         count += ids;
         assert_eq!(event.id.as_deref(), Some(&*(count - 1).to_string()));
     }
-    // Usage is sent to those who ask.
-    let plain = chat(json!({"stream": true}));
-    let events = Stream::open(server.post(CHAT, &plain)).await.rest().await;
-    assert_eq!(hear(&events).usage, Value::Null);
+    assert_eq!(count, 40);
 }
 
 #[tokio::test]
@@ -421,6 +430,25 @@ async fn a_resumed_stream_brings_every_token_once() {
     let stale = server.post(CHAT, &chat(json!({"stream": true, "request_id": "again2"})));
     let response = stale.header("last-event-id", "x").send().await.unwrap();
     assert_eq!(response.status(), 400);
+}
+
+#[tokio::test]
+async fn a_wrong_address_is_refused_in_the_shape_of_every_error() {
+    let server = start(&[]).await;
+    for (path, status) in [
+        ("/v1/responses/x?stream=maybe", 400),
+        ("/v1/responses/x?starting_after=-1", 400),
+        ("/v1/responses/%ff", 400),
+        ("/v1/models/%ff", 400),
+        ("/v1/models/other", 404),
+        ("/nothing", 404),
+        ("/tokenize", 405),
+    ] {
+        let response = server.get(path).send().await.unwrap();
+        assert_eq!(response.status(), status, "{path}");
+        let error: Value = response.json().await.unwrap();
+        assert!(error["error"]["message"].is_string(), "{path}: {error}");
+    }
 }
 
 #[tokio::test]

@@ -67,7 +67,7 @@ fn body_error(error: &axum::Error) -> ApiError {
     ApiError::malformed(format!("the body could not be read: {error}"))
 }
 
-fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
+pub(super) fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(map)) => Ok(Body(map)),
         Ok(_) => Err(ApiError::malformed("the body must be a JSON object")),

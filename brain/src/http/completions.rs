@@ -46,7 +46,7 @@ const MAX_TOP_LOGPROBS: u32 = 20;
 const MAX_ANSWERS: usize = 128;
 
 #[derive(Debug, Deserialize)]
-struct Fields {
+pub(super) struct Fields {
     model: Option<String>,
     prompt: Prompts,
     suffix: Option<String>,
@@ -87,7 +87,7 @@ impl Prompts {
 }
 
 /// A request that can be served.
-struct CompletionRequest {
+pub(super) struct CompletionRequest {
     model: Option<String>,
     deliver: Deliver,
     prompts: Vec<RawPrompt>,
@@ -99,7 +99,11 @@ struct CompletionRequest {
 }
 
 impl CompletionRequest {
-    fn parse(body: &Body, headers: &HeaderMap, id: RequestId) -> Result<Self, ApiError> {
+    /// Reads and checks the body.
+    ///
+    /// # Errors
+    /// The path of what is wrong or not offered.
+    pub(super) fn parse(body: &Body, headers: &HeaderMap, id: RequestId) -> Result<Self, ApiError> {
         check_refusals(body)?;
         let fields: Fields = body.view()?;
         if fields.suffix.is_some_and(|suffix| !suffix.is_empty()) {
@@ -271,7 +275,6 @@ async fn stream(
         })
         .collect();
     let writer = Writer {
-        numbered: choices.len() == 1,
         n: ask.n,
         id: ask.shown_id,
         prompt_tokens: choices
@@ -293,8 +296,6 @@ struct Writer {
     serving: Serving,
     request: CompletionRequest,
     id: String,
-    /// One choice: its events can be found again by the index of a token.
-    numbered: bool,
     n: usize,
     created: u64,
     progress: Vec<Progress>,
@@ -393,8 +394,9 @@ impl Writer {
         }
         let event = sse::data(&chunk);
         let last = self.progress[choice].tokens.checked_sub(1);
+        // As in chat: an id only for those who asked to be able to resume.
         out.push_back(match last {
-            Some(last) if self.numbered => event.id(last.to_string()),
+            Some(last) if self.request.deliver.resumable => event.id(last.to_string()),
             _ => event,
         });
     }

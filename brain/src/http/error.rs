@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::{
     Json,
+    extract::rejection::{PathRejection, QueryRejection},
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -326,6 +327,20 @@ impl ApiError {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<QueryRejection> for ApiError {
+    fn from(rejection: QueryRejection) -> Self {
+        let what = format!("the query is not right: {}", rejection.body_text());
+        Self::new(StatusCode::BAD_REQUEST, INVALID, "invalid_value", what)
+    }
+}
+
+impl From<PathRejection> for ApiError {
+    fn from(rejection: PathRejection) -> Self {
+        let what = format!("the address is not right: {}", rejection.body_text());
+        Self::new(StatusCode::BAD_REQUEST, INVALID, "invalid_value", what)
     }
 }
 

@@ -238,6 +238,11 @@ const REFUSALS: &[Refusal] = &[
     ),
 ];
 
+/// Those fields, and what a client can do instead.
+pub(super) fn refused() -> impl Iterator<Item = (&'static str, &'static str)> {
+    REFUSALS.iter().map(|refusal| (refusal.field, refusal.why))
+}
+
 /// Refuses a body that asks for something that no endpoint offers, by the field's name.
 pub(super) fn check_refusals(body: &Body) -> Result<(), ApiError> {
     for refusal in REFUSALS {

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::{
     Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
 };
 use serde_json::{Value, json};
 
@@ -20,8 +20,9 @@ pub(super) async fn list(State(app): State<App>) -> Result<Json<Value>, ApiError
 /// One model.
 pub(super) async fn one(
     State(app): State<App>,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(name) = name?;
     app.check_model(Some(&name))?;
     Ok(Json(card(&app.serving().await?)))
 }

@@ -5,7 +5,7 @@ use axum::{
     http::{HeaderName, HeaderValue, Method, header},
     middleware,
     response::IntoResponse as _,
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
 use tower_http::{
     catch_panic::CatchPanicLayer,
@@ -14,41 +14,66 @@ use tower_http::{
 
 use super::{
     app::App, auth, chat, completions, error::ApiError, health, identity, messages, metrics,
-    models, responses, runs, tokenize,
+    models, openapi, responses, runs, tokenize,
 };
+
+type Route = (&'static str, MethodRouter<App>);
+
+/// Routes that need a key where there are keys.
+fn guarded() -> Vec<Route> {
+    vec![
+        ("/v1/chat/completions", post(chat::create)),
+        ("/v1/completions", post(completions::create)),
+        ("/v1/messages", post(messages::create)),
+        ("/v1/messages/count_tokens", post(messages::count_tokens)),
+        ("/v1/responses", post(responses::create)),
+        (
+            "/v1/responses/{id}",
+            get(responses::read).delete(responses::delete),
+        ),
+        ("/v1/models", get(models::list)),
+        ("/v1/models/{*name}", get(models::one)),
+        ("/v1/runs", get(runs::list)),
+        ("/v1/runs/{*id}", get(runs::one)),
+        ("/tokenize", post(tokenize::tokenize)),
+        ("/detokenize", post(tokenize::detokenize)),
+        ("/metrics", get(metrics::show)),
+        ("/openapi.json", get(openapi::show)),
+        ("/version", get(health::version)),
+    ]
+}
+
+/// Routes for a supervisor's probes, which carry no headers.
+fn open() -> Vec<Route> {
+    vec![
+        ("/health", get(health::health)),
+        ("/ready", get(health::ready)),
+    ]
+}
+
+fn routed(routes: Vec<Route>) -> Router<App> {
+    let add = |router: Router<App>, (path, methods)| router.route(path, methods);
+    routes.into_iter().fold(Router::new(), add)
+}
+
+/// Every path, as the router has it.
+#[cfg(test)]
+pub(super) fn paths() -> Vec<&'static str> {
+    let all = guarded().into_iter().chain(open());
+    all.map(|(path, _)| path).collect()
+}
 
 /// Every route, ready to serve.
 pub(super) fn routes(app: App) -> Router {
     let cors = cors(app.cors_origins());
-    let guarded = Router::new()
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/messages", post(messages::create))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
-        .route("/v1/responses", post(responses::create))
-        .route(
-            "/v1/responses/{id}",
-            get(responses::read).delete(responses::delete),
-        )
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*name}", get(models::one))
-        .route("/v1/runs", get(runs::list))
-        .route("/v1/runs/{*id}", get(runs::one))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .route("/metrics", get(metrics::show))
-        .route("/version", get(health::version))
+    let guarded = routed(guarded())
         .fallback(|| async { ApiError::not_found("nothing is served at this address") })
         .method_not_allowed_fallback(|| async { ApiError::method() })
         .layer(middleware::from_fn_with_state(
             app.clone(),
             auth::require_key,
         ));
-    // A supervisor's probes carry no headers.
-    let open = Router::new()
-        .route("/health", get(health::health))
-        .route("/ready", get(health::ready))
-        .method_not_allowed_fallback(|| async { ApiError::method() });
+    let open = routed(open()).method_not_allowed_fallback(|| async { ApiError::method() });
     let mut routes = open.merge(guarded).with_state(app);
     if let Some(cors) = cors {
         routes = routes.layer(cors);

@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[derive(Deserialize)]
-struct Tokenize {
+pub(super) struct Tokenize {
     model: Option<String>,
     prompt: Option<String>,
     add_special_tokens: Option<bool>,
@@ -20,7 +20,7 @@ struct Tokenize {
 }
 
 #[derive(Deserialize)]
-struct Detokenize {
+pub(super) struct Detokenize {
     model: Option<String>,
     tokens: Vec<TokenId>,
 }

@@ -24,7 +24,7 @@ use crate::serving::Serving;
 const MAX_TOP_LOGPROBS: u32 = 20;
 
 #[derive(Debug, Deserialize)]
-struct Fields {
+pub(in super::super) struct Fields {
     model: Option<String>,
     messages: Vec<ChatMessage>,
     tools: Option<Vec<ChatTool>>,
@@ -44,7 +44,7 @@ struct ReasoningFields {
 }
 
 /// A chat request that can be served.
-pub(super) struct ChatRequest {
+pub(in super::super) struct ChatRequest {
     pub(super) model: Option<String>,
     pub(super) deliver: Deliver,
     pub(super) reasoning: bool,
@@ -58,7 +58,11 @@ impl ChatRequest {
     ///
     /// # Errors
     /// The path of what is wrong or not offered.
-    pub(super) fn parse(body: &Body, headers: &HeaderMap, id: RequestId) -> Result<Self, ApiError> {
+    pub(in super::super) fn parse(
+        body: &Body,
+        headers: &HeaderMap,
+        id: RequestId,
+    ) -> Result<Self, ApiError> {
         check_refusals(body)?;
         let fields: Fields = body.view()?;
         let n = fields.n.unwrap_or(1);

@@ -44,8 +44,8 @@ struct Writer {
     serving: Serving,
     request: ChatRequest,
     id: String,
-    /// One choice: its events can be found again by the index of a token.
-    numbered: bool,
+    /// One choice: its times mean something.
+    single: bool,
     created: u64,
     prompt: Value,
     prompt_len: usize,
@@ -120,7 +120,7 @@ impl Script for Writer {
         if self.request.deliver.include_usage {
             let mut chunk = self.chunk(Vec::new());
             chunk["usage"] = self.tally.openai();
-            if self.numbered {
+            if self.single {
                 chunk["metrics"] = self.metrics.clone();
             }
             out.push_back(sse::data(&chunk));
@@ -138,7 +138,7 @@ impl Writer {
             serving,
             request,
             id: ask.shown_id.clone(),
-            numbered: ask.n == 1,
+            single: ask.n == 1,
             created: unix_time(),
             progress: vec![
                 Progress {
@@ -205,11 +205,13 @@ impl Writer {
         chunk
     }
 
+    /// An event, with the index of its last token where that helps. Clients that read nothing but
+    /// data, vLLM's benchmark among them, take an `id:` for a part of it.
     fn event(&self, choice: usize, chunk: &Value) -> Event {
         let event = sse::data(chunk);
         let last = self.progress[choice].tokens.checked_sub(1);
         match last {
-            Some(last) if self.numbered => event.id(last.to_string()),
+            Some(last) if self.request.deliver.resumable => event.id(last.to_string()),
             _ => event,
         }
     }

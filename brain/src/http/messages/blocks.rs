@@ -24,7 +24,7 @@ pub(super) enum Content {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Block {
+pub(in super::super) struct Block {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,

@@ -1,8 +1,8 @@
 //! Anthropic's `POST /v1/messages` and `POST /v1/messages/count_tokens`.
 
-mod blocks;
+pub(super) mod blocks;
 mod errors;
-mod request;
+pub(super) mod request;
 mod stream;
 
 use axum::{

@@ -21,7 +21,7 @@ use super::{
 use crate::serving::Serving;
 
 #[derive(Debug, Deserialize)]
-struct Fields {
+pub(in super::super) struct Fields {
     model: Option<String>,
     messages: Vec<Message>,
     system: Option<Content>,
@@ -54,7 +54,7 @@ struct Thinking {
 }
 
 /// A request that can be served.
-pub(super) struct MessagesRequest {
+pub(in super::super) struct MessagesRequest {
     pub(super) model: Option<String>,
     pub(super) deliver: Deliver,
     turn: Turn,
@@ -65,7 +65,11 @@ impl MessagesRequest {
     ///
     /// # Errors
     /// The path of what is wrong or not offered.
-    pub(super) fn parse(body: &Body, headers: &HeaderMap, id: RequestId) -> Result<Self, ApiError> {
+    pub(in super::super) fn parse(
+        body: &Body,
+        headers: &HeaderMap,
+        id: RequestId,
+    ) -> Result<Self, ApiError> {
         if body.get("max_tokens").is_none() {
             let what = "`max_tokens` is missing: give the most tokens that the answer may have";
             return Err(ApiError::invalid("max_tokens", what));
@@ -77,7 +81,7 @@ impl MessagesRequest {
     ///
     /// # Errors
     /// The path of what is wrong or not offered.
-    pub(super) fn parse_to_count(
+    pub(in super::super) fn parse_to_count(
         body: &Body,
         headers: &HeaderMap,
         id: RequestId,

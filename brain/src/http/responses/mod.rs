@@ -6,14 +6,17 @@
 
 mod items;
 mod object;
-mod request;
+pub(super) mod request;
 mod store;
 
 use std::{collections::VecDeque, sync::Arc};
 
 use axum::{
     Extension, Json,
-    extract::{Path, Query, State},
+    extract::{
+        Path, Query, State,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::HeaderMap,
     response::{IntoResponse as _, Response, sse::Event},
 };
@@ -291,9 +294,10 @@ fn stored(app: &App, owner: &Owner, id: &str) -> Result<(Arc<Store>, Record), Ap
 pub(super) async fn read(
     State(app): State<App>,
     Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-    Query(reading): Query<Reading>,
+    id: Result<Path<String>, PathRejection>,
+    reading: Result<Query<Reading>, QueryRejection>,
 ) -> Result<Response, ApiError> {
+    let (Path(id), Query(reading)) = (id?, reading?);
     let (store, record) = stored(&app, &owner, &id)?;
     if reading.stream == Some(true) {
         let after = reading.starting_after;
@@ -315,8 +319,9 @@ pub(super) async fn read(
 pub(super) async fn delete(
     State(app): State<App>,
     Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id?;
     let (store, record) = stored(&app, &owner, &id)?;
     if let Some(serving) = app.loaded() {
         let own = serving.owned_by(&owner);

@@ -24,7 +24,7 @@ use super::{
 use crate::serving::Serving;
 
 #[derive(Debug, Deserialize)]
-struct Fields {
+pub(in super::super) struct Fields {
     model: Option<String>,
     instructions: Option<String>,
     tools: Option<Vec<Tool>>,
@@ -65,10 +65,10 @@ struct Format {
 }
 
 /// What comes before a request's own input: its response's id and items.
-pub(super) type Previous = Vec<Value>;
+pub(in super::super) type Previous = Vec<Value>;
 
 /// A request that can be served.
-pub(super) struct ResponseRequest {
+pub(in super::super) struct ResponseRequest {
     pub(super) model: Option<String>,
     pub(super) deliver: Deliver,
     /// Whether the client lets it be stored.
@@ -84,7 +84,7 @@ pub(super) struct ResponseRequest {
 ///
 /// # Errors
 /// The field is no text.
-pub(super) fn previous_id(body: &Body) -> Result<Option<String>, ApiError> {
+pub(in super::super) fn previous_id(body: &Body) -> Result<Option<String>, ApiError> {
     Ok(body.view::<Fields>()?.previous_response_id)
 }
 
@@ -93,7 +93,7 @@ impl ResponseRequest {
     ///
     /// # Errors
     /// The path of what is wrong or not offered.
-    pub(super) fn parse(
+    pub(in super::super) fn parse(
         body: &Body,
         headers: &HeaderMap,
         id: RequestId,
