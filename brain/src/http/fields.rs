@@ -134,10 +134,6 @@ fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(|o| o.is_empty())
 }
 
-fn is_zero(value: &Value) -> bool {
-    value.as_f64() == Some(0.0)
-}
-
 fn is_one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)
 }
@@ -203,11 +199,6 @@ const REFUSALS: &[Refusal] = &[
         "bound the answer with `max_tokens`",
     ),
     refuse("logits_processors", is_empty, "programs are not run here"),
-    refuse(
-        "priority",
-        is_zero,
-        "requests of one kind are served in turn",
-    ),
     refuse("modalities", is_text_alone, TEXT_ONLY),
     refuse("audio", never, TEXT_ONLY),
     refuse("mm_processor_kwargs", is_empty, TEXT_ONLY),

@@ -2,7 +2,7 @@
 
 use axum::{
     Extension, Json,
-    extract::{Path, State},
+    extract::{Path, State, rejection::PathRejection},
 };
 use serde_json::{Value, json};
 
@@ -24,8 +24,9 @@ pub(super) async fn list(
 pub(super) async fn one(
     State(app): State<App>,
     Extension(owner): Extension<Owner>,
-    Path(run): Path<String>,
+    run: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(run) = run?;
     let engine = app.serving().await?.owned_by(&owner).engine;
     let usage = engine
         .usage_of(&run)

@@ -14,8 +14,9 @@ use serde::{
 use tower::ServiceExt as _;
 
 use super::*;
+use crate::callers::Keys;
 use crate::http::{
-    chat, completions, content, deliver, fields, keys::Keys, messages, responses, router, tokenize,
+    chat, completions, content, deliver, fields, messages, responses, router, tokenize,
 };
 
 /// Fields of a type that derives `Deserialize`, as it asks for them.
