@@ -33,6 +33,7 @@ const UNITS: &[&str] = &[
     "sample",
     "yardstick",
     "faults",
+    "ring",
 ];
 
 /// Exact targets, no PTX: a missing image is a clear error, never a slow surprise.

@@ -184,9 +184,9 @@ __device__ __forceinline__ void granule_step(Ring& ring, uint32_t (&now)[4][4],
         barrier_wait(ring.full + ring.slot * 8, ring.parity);
         read_fragments<W>(ring.stages + ring.slot * STAGE<W>, threadIdx.x / 32, next);
     }
-    matrix_wait();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(empty);
+    matrix_wait<0>();
+    // Every lane for its own reads: as fast as one lane for the warp, and racecheck can follow it.
+    barrier_arrive(empty);
 }
 
 constexpr uint32_t LINE = 64 * 2 + 16;  // bytes of a row of x's results, of one group
@@ -273,7 +273,7 @@ __device__ __forceinline__ void product(const LinearArgs& a) {
     if (threadIdx.x == 0) {
         for (uint32_t i = 0; i < a.depth; i++) {
             barrier_init(ring.full + i * 8, FEEDERS);
-            barrier_init(ring.empty + i * 8, MULTIPLIERS / 32);
+            barrier_init(ring.empty + i * 8, MULTIPLIERS);
         }
         barriers_ready();
     }

@@ -9,6 +9,7 @@ mod data;
 mod heads;
 mod linear;
 mod report;
+mod ring;
 mod rows;
 mod sample;
 mod time;
@@ -33,6 +34,8 @@ enum Part {
     Check,
     /// Every kernel once on small shapes, for the sanitizer.
     Small,
+    /// The smallest ring between barriers, for racecheck.
+    Ring,
     /// Timings.
     Time,
 }
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
             ("--part", Some(name)) => match name.as_str() {
                 "check" => part = Some(Part::Check),
                 "small" => part = Some(Part::Small),
+                "ring" => part = Some(Part::Ring),
                 "time" => part = Some(Part::Time),
                 _ => return usage(),
             },
@@ -70,7 +74,7 @@ fn main() -> ExitCode {
 
 fn usage() -> ExitCode {
     println!(
-        "usage: gpu-lab --part check|small|time [--only NAME,…] [--images FOLDER] [--out FILE]"
+        "usage: gpu-lab --part check|small|ring|time [--only NAME,…] [--images FOLDER] [--out FILE]"
     );
     ExitCode::from(64)
 }
@@ -117,6 +121,7 @@ fn run(
             rows::check(&device, &mut report)?;
             sample::check(&device, &mut report, small)?;
         }
+        Part::Ring => ring::check(&device, &mut report)?,
         Part::Time => time::all(&device, &mut report)?,
     }
     report.finish(out, begin.elapsed());
