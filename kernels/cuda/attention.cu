@@ -1,4 +1,4 @@
-// Attention of one to nine query rows per sequence over paged keys and values.
+// Attention over paged keys and values: of the few rows of a step, or of a prompt's many.
 //
 // Floor: bytes of keys and values seen / read bandwidth. 31B at 50k tokens: a full layer reads
 // 4 heads x 50,000 x 2 KiB = 410 MB, 91 us on an H200; partial results add 4 KiB per row, head and
@@ -28,18 +28,20 @@
 
 namespace {
 
-constexpr int THREADS = 256;
-
 template <int D, int Q, bool V>
 struct Layout {
     static constexpr int PITCH = D * 2;
     static constexpr int TILE = TILE_KEYS * PITCH;  // keys or values
     // Mirrored in abi/attention.rs.
     static constexpr int SLOTS = D == 512 ? (Q == 1 ? 2 : 5) : D == 256 ? (Q == 1 ? 5 : 8) : 6;
+    // Many vectors leave room for one block: it has twice the warps.
+    static constexpr int WARPS = Q == 3 && D >= 256 && !V ? 16 : 8, THREADS = WARPS * 32;
+    static constexpr int COLUMNS = D / WARPS;         // of the values, a warp
     static constexpr int VECTORS = 16 * Q;
     static constexpr int PARTS = D == 64 ? 4 : 8;     // warps that share a score
+    static constexpr int HALVES = WARPS / PARTS;      // of a tile's keys: 1 if a warp takes both
     static constexpr int MINE = D / 16 / PARTS;       // pairs of chunks a warp has
-    static constexpr int SCORE_PITCH = TILE_KEYS + 4;        // floats
+    static constexpr int SCORE_PITCH = TILE_KEYS + 8;        // floats: four rows meet no bank twice
     static constexpr int WEIGHT_PITCH = TILE_KEYS * 2 + 16;  // bytes
     static constexpr int PART = VECTORS * SCORE_PITCH * 4;
     static constexpr int SCORES = SLOTS * TILE;
@@ -47,14 +49,16 @@ struct Layout {
     static constexpr int RESCALE = WEIGHTS + VECTORS * WEIGHT_PITCH;
     static constexpr int RANGES = RESCALE + VECTORS * 4;
     static constexpr int PAGES = RANGES + VECTORS * 8;
-    static constexpr int BYTES = PAGES + 1024 / TILE_KEYS * 4;
+    static constexpr int LIMITS = PAGES + 1024 / TILE_KEYS * 4;  // keys that the block sees
+    static constexpr int BYTES = LIMITS + 8;
 };
 
 // What a block works on.
 struct Work {
     uint32_t row, vectors, first;  // first row of the span; query vectors of it; this block's first
     uint32_t seq, head, group;
-    uint32_t low, high;  // keys that any of its vectors sees, inside the split
+    uint32_t split;
+    uint32_t low, high;  // keys that any of its vectors sees, inside the split; none: low >= high
 };
 
 // Rows of shared memory whose 16-byte chunks are permuted by the row.
@@ -69,13 +73,13 @@ __device__ __forceinline__ uint2 place(const Work& w, uint32_t vector) {
 }
 
 // Keys or values of a tile to a slot; `row` of the pages is the first.
-template <int D>
-__device__ __forceinline__ void fetch_side(const AttentionArgs& a, const Work& w, uint32_t position,
+template <int D, int THREADS>
+__device__ __forceinline__ void fetch_side(const AttentionArgs& a, uint2 limits, uint32_t position,
                                            uint32_t row, uint32_t slot) {
     constexpr uint32_t CHUNKS = D / 8;
     const uint16_t* from = reinterpret_cast<const uint16_t*>(a.kv) + static_cast<uint64_t>(row) * D +
                            threadIdx.x * 8;
-    const uint32_t first = position - w.low, count = w.high - w.low;
+    const uint32_t first = position - limits.x, count = limits.y - limits.x;
 #pragma unroll
     for (uint32_t j = 0; j < TILE_KEYS * CHUNKS / THREADS; j++) {
         const uint32_t i = j * THREADS + threadIdx.x, key = i / CHUNKS, chunk = i % CHUNKS;
@@ -91,14 +95,14 @@ struct Part {
     using L = Layout<D, Q, V>;
     uint32_t q[Q][L::MINE][4];             // fragments of the query vectors
     float norm[V ? L::MINE : 1][4];        // weights of the lower pair, of the upper pair
-    float4 turn[V ? 4 : 1];                // cosines and sines of the first chunk, per 8 keys
+    float4 turn[V ? 4 / L::HALVES : 1];    // cosines and sines of the first chunk, per 8 keys
 };
 
 template <int D, int Q, bool V>
 __device__ __forceinline__ void load_part(const AttentionArgs& a, const Work& w,
                                           Part<D, Q, V>& part) {
     using L = Layout<D, Q, V>;
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const uint32_t warp = threadIdx.x / 32 % L::PARTS, lane = threadIdx.x % 32;
     const uint16_t* q = reinterpret_cast<const uint16_t*>(a.q);
 #pragma unroll
     for (int b = 0; b < Q; b++)
@@ -141,10 +145,15 @@ __device__ __forceinline__ float4 turn_of(const AttentionArgs& a, const Work& w,
 template <int D, int Q, bool V>
 __device__ __forceinline__ void load_turns(const AttentionArgs& a, const Work& w, uint32_t position,
                                            Part<D, Q, V>& part) {
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    using L = Layout<D, Q, V>;
+    if constexpr (V) {
+        const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const uint32_t first = L::HALVES == 1 ? 0 : warp / L::PARTS * 16;
 #pragma unroll
-    for (int n = 0; n < (V ? 4 : 0); n++)
-        part.turn[V ? n : 0] = turn_of(a, w, position + n * 8 + lane / 4, warp * 8 + lane % 4 * 2);
+        for (int n = 0; n < 4 / L::HALVES; n++)
+            part.turn[n] = turn_of(a, w, position + first + n * 8 + lane / 4,
+                                   warp % L::PARTS * 8 + lane % 4 * 2);
+    }
 }
 
 // A key's pair of lower elements and their partners, from its values.
@@ -166,53 +175,59 @@ __device__ __forceinline__ void form_key(uint32_t& low, uint32_t& high, const fl
     high = pack_bf16(h[0], h[1]);
 }
 
-// This warp's part of the scores of all vectors by 32 keys.
+// A key's two halves of sixteen elements, formed from values where only these are stored.
+template <int D, int Q, bool V>
+__device__ __forceinline__ void form(const AttentionArgs& a, const Work& w, uint32_t position,
+                                     const Part<D, Q, V>& part, int i, int group, uint32_t& low,
+                                     uint32_t& high) {
+    if constexpr (V) {
+        using L = Layout<D, Q, V>;
+        const uint32_t warp = threadIdx.x / 32 % L::PARTS, lane = threadIdx.x % 32;
+        const uint32_t element = (warp + i * L::PARTS) * 8;
+        if (i == 0)
+            form_key<true>(low, high, part.norm[i], part.turn[group]);
+        else if (element < a.pairs)  // in no public model: half of a head turns
+            form_key<true>(low, high, part.norm[i],
+                           turn_of(a, w, position + lane / 4, element + lane % 4 * 2));
+        else
+            form_key<false>(low, high, part.norm[i], make_float4(1.0f, 0.0f, 1.0f, 0.0f));
+    }
+}
+
+// This warp's part of the scores of all vectors, eight keys after the other.
 template <int D, int Q, bool V>
 __device__ __forceinline__ void scores(const AttentionArgs& a, const Work& w, uint32_t base,
                                        uint32_t keys, uint32_t position,
                                        const Part<D, Q, V>& part) {
     using L = Layout<D, Q, V>;
-    const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    constexpr int AT_ONCE = L::MINE < 2 ? 1 : 2;  // pairs of chunks that one ldmatrix brings
+    const uint32_t warp = threadIdx.x / 32 % L::PARTS, lane = threadIdx.x % 32;
+    const uint32_t first = L::HALVES == 1 ? 0 : threadIdx.x / 32 / L::PARTS * 2;
+#pragma unroll(V ? 4 : 1)
+    for (int n = 0; n < 4 / L::HALVES; n++) {
+        float s[Q][4] = {};
+        const uint32_t key = (first + n) * 8;
 #pragma unroll
-    for (int two = 0; two < 2; two++) {  // sixteen keys
-        float s[Q][2][4] = {};
-        const uint32_t row = two * 16 + lane / 16 * 8 + lane % 8;
-#pragma unroll
-        for (int i = 0; i < L::MINE; i++) {
-            const uint32_t chunk = warp + i * L::PARTS;
+        for (int i = 0; i < L::MINE; i += AT_ONCE) {
+            const uint32_t chunk = warp + (i + lane / 16 % AT_ONCE) * L::PARTS;
             uint32_t k[4];
-            load_matrix4(k, keys + chunk_at<L::PITCH>(row, chunk + lane / 8 % 2 * (D / 16)));
-            if constexpr (V) {
-                if (i == 0) {
-                    form_key<true>(k[0], k[1], part.norm[i], part.turn[two * 2]);
-                    form_key<true>(k[2], k[3], part.norm[i], part.turn[two * 2 + 1]);
-                } else if (chunk * 8 < a.pairs) {  // in no public model: half of a head turns
-                    const uint32_t key = position + two * 16 + lane / 4;
-                    const uint32_t element = chunk * 8 + lane % 4 * 2;
-                    form_key<true>(k[0], k[1], part.norm[i], turn_of(a, w, key, element));
-                    form_key<true>(k[2], k[3], part.norm[i], turn_of(a, w, key + 8, element));
-                } else {
-                    const float4 none = make_float4(1.0f, 0.0f, 1.0f, 0.0f);
-                    form_key<false>(k[0], k[1], part.norm[i], none);
-                    form_key<false>(k[2], k[3], part.norm[i], none);
-                }
-            }
+            load_matrix4(k, keys + chunk_at<L::PITCH>(key + lane % 8,
+                                                      chunk + lane / 8 % 2 * (D / 16)));
+            form<D, Q, V>(a, w, position + key, part, i, n, k[0], k[1]);
+            if (AT_ONCE == 2) form<D, Q, V>(a, w, position + key, part, i + 1, n, k[2], k[3]);
 #pragma unroll
             for (int q = 0; q < Q; q++) {
-                mma_bf16(s[q][0], part.q[q][i], k[0], k[1]);
-                mma_bf16(s[q][1], part.q[q][i], k[2], k[3]);
+                mma_bf16(s[q], part.q[q][i], k[0], k[1]);
+                if (AT_ONCE == 2) mma_bf16(s[q], part.q[q][i + AT_ONCE - 1], k[2], k[3]);
             }
         }
 #pragma unroll
-        for (int q = 0; q < Q; q++)
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                const uint32_t at = base + L::SCORES + warp * L::PART +
-                                    ((q * 16 + lane / 4) * L::SCORE_PITCH + (two * 2 + n) * 8 +
-                                     lane % 4 * 2) * 4;
-                store_shared8(at, s[q][n][0], s[q][n][1]);
-                store_shared8(at + 8 * L::SCORE_PITCH * 4, s[q][n][2], s[q][n][3]);
-            }
+        for (int q = 0; q < Q; q++) {
+            const uint32_t at = base + L::SCORES + warp * L::PART +
+                                ((q * 16 + lane / 4) * L::SCORE_PITCH + key + lane % 4 * 2) * 4;
+            store_shared8(at, s[q][0], s[q][1]);
+            store_shared8(at + 8 * L::SCORE_PITCH * 4, s[q][2], s[q][3]);
+        }
     }
 }
 
@@ -263,10 +278,10 @@ __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_
     if (part == 0) *reinterpret_cast<float*>(shared + L::RESCALE + vector * 4) = rescale;
 }
 
-// out = out * rescale + weights x values, D/8 columns a warp.
+// out = out * rescale + weights x values.
 template <int D, int Q, bool V>
 __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t values,
-                                    float (&out)[Q][D / 64][4]) {
+                                    float (&out)[Q][Layout<D, Q, V>::COLUMNS / 8][4]) {
     using L = Layout<D, Q, V>;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
@@ -275,14 +290,14 @@ __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t val
             reinterpret_cast<const float*>(shared + L::RESCALE) + q * 16 + lane / 4;
         float upper = rescale[0], lower = rescale[8];
 #pragma unroll
-        for (int n = 0; n < D / 64; n++) {
+        for (int n = 0; n < L::COLUMNS / 8; n++) {
             out[q][n][0] *= upper;
             out[q][n][1] *= upper;
             out[q][n][2] *= lower;
             out[q][n][3] *= lower;
         }
     }
-#pragma unroll
+#pragma unroll 1  // registers are scarce
     for (int step = 0; step < 2; step++) {
         uint32_t w[Q][4];
 #pragma unroll
@@ -290,7 +305,7 @@ __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t val
             load_matrix4(w[q], base + L::WEIGHTS + (q * 16 + lane % 16) * L::WEIGHT_PITCH +
                                    (step * 2 + lane / 16) * 16);
         const uint32_t key = step * 16 + lane % 16;
-        if (D == 64) {
+        if (L::COLUMNS == 8) {
             uint32_t v[4];
             // Lanes 16..31 point at the same chunk; their matrices go unused.
             load_matrix4_transposed(v, values + chunk_at<L::PITCH>(key, warp));
@@ -298,9 +313,9 @@ __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t val
             for (int q = 0; q < Q; q++) mma_bf16(out[q][0], w[q], v[0], v[1]);
         } else {
 #pragma unroll
-            for (int n = 0; n < D / 128; n++) {
+            for (int n = 0; n < L::COLUMNS / 16; n++) {
                 uint32_t v[4];
-                uint32_t chunk = warp * (D / 64) + n * 2 + lane / 16;
+                uint32_t chunk = warp * (L::COLUMNS / 8) + n * 2 + lane / 16;
                 load_matrix4_transposed(v, values + chunk_at<L::PITCH>(key, chunk));
 #pragma unroll
                 for (int q = 0; q < Q; q++) {
@@ -316,6 +331,34 @@ __device__ __forceinline__ uint32_t first_key(const AttentionArgs& a, uint32_t e
     return a.window && end > a.window ? end - a.window : 0;
 }
 
+template <int VECTORS>
+__device__ __forceinline__ Work work_of_block(const AttentionArgs& a) {
+    const uint4 span = reinterpret_cast<const uint4*>(a.spans)[blockIdx.y];
+    const uint32_t* ends = reinterpret_cast<const uint32_t*>(a.ends);
+    Work w = {};
+    w.group = a.heads / a.kv_heads;
+    w.head = blockIdx.x % a.kv_heads;
+    w.row = span.x;
+    w.vectors = span.y * w.group;
+    w.seq = span.z;
+    w.first = blockIdx.x / a.kv_heads * VECTORS;
+    if (w.first >= w.vectors) return w;
+
+    uint32_t low = 0xffffffffu, high = 0;
+    const uint32_t last_vector = min(w.first + VECTORS, w.vectors) - 1;
+    for (uint32_t r = w.first / w.group; r <= last_vector / w.group; r++) {
+        uint32_t end = ends[w.row + r];
+        high = max(high, end);
+        low = min(low, first_key(a, end));
+    }
+    // The latest, largest splits of all heads and spans come first: small ones fill what they leave,
+    // and spans of one sequence read a split while the L2 cache holds it.
+    w.split = split_of(low, a.window) + gridDim.z - 1 - blockIdx.z;
+    w.low = max(low, split_start(w.split, a.window));
+    w.high = min(high, split_start(w.split + 1, a.window));
+    return w;
+}
+
 template <int D, int Q, bool V>
 __device__ __forceinline__ void attend(const AttentionArgs& a) {
     using L = Layout<D, Q, V>;
@@ -324,28 +367,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     wait_for_inputs();
     const uint32_t base = shared_address(shared);
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint4 span = reinterpret_cast<const uint4*>(a.spans)[blockIdx.z];
     const uint32_t* ends = reinterpret_cast<const uint32_t*>(a.ends);
-    Work w;
-    w.group = a.heads / a.kv_heads;
-    w.head = blockIdx.y % a.kv_heads;
-    w.row = span.x;
-    w.vectors = span.y * w.group;
-    w.seq = span.z;
-    w.first = blockIdx.y / a.kv_heads * L::VECTORS;
-    if (w.first >= w.vectors) return;
-
-    uint32_t low = 0xffffffffu, high = 0;
-    const uint32_t last_vector = min(w.first + L::VECTORS, w.vectors) - 1;
-    for (uint32_t r = w.first / w.group; r <= last_vector / w.group; r++) {
-        uint32_t end = ends[w.row + r];
-        high = max(high, end);
-        low = min(low, first_key(a, end));
-    }
-    // The latest, largest splits come first.
-    const uint32_t split = split_of(low, a.window) + gridDim.x - 1 - blockIdx.x;
-    w.low = max(low, split_start(split, a.window));
-    w.high = min(high, split_start(split + 1, a.window));
+    Work w = work_of_block<L::VECTORS>(a);
     if (w.low >= w.high) return;
 
     const uint32_t* table = reinterpret_cast<const uint32_t*>(a.table) +
@@ -355,13 +378,15 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const uint32_t tiles = (w.high - 1) / TILE_KEYS + 1 - first_tile;
     // The first row of each tile in the pages.
     uint32_t* rows = reinterpret_cast<uint32_t*>(shared + L::PAGES);
+    if (threadIdx.x == 0)
+        *reinterpret_cast<uint2*>(shared + L::LIMITS) = make_uint2(w.low, w.high);
     if (threadIdx.x < tiles) {
         const uint32_t position = (first_tile + threadIdx.x) * TILE_KEYS;
         const uint32_t page = table[position / a.page - table_first];
         rows[threadIdx.x] =
             (page * a.kv_heads + w.head) * (V ? 1 : 2) * a.page + position % a.page;
     }
-    for (uint32_t v = threadIdx.x; v < L::VECTORS; v += THREADS) {
+    for (uint32_t v = threadIdx.x; v < L::VECTORS; v += L::THREADS) {
         uint2 range = make_uint2(0, 0);
         if (w.first + v < w.vectors) {
             uint32_t end = ends[place(w, w.first + v).x];
@@ -376,20 +401,19 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const auto bring = [&](uint32_t side) {
         const uint32_t t = side / SIDES;
         if (t < tiles)
-            fetch_side<D>(a, w, (first_tile + t) * TILE_KEYS, rows[t] + side % SIDES * a.page,
-                          base + side % SLOTS * L::TILE);
+            fetch_side<D, L::THREADS>(a, *reinterpret_cast<const uint2*>(shared + L::LIMITS),
+                                      (first_tile + t) * TILE_KEYS, rows[t] + side % SIDES * a.page,
+                                      base + side % SLOTS * L::TILE);
         copy_commit();
     };
 #pragma unroll 1
     for (uint32_t i = 0; i < SLOTS - 1; i++) bring(i);
     Part<D, Q, V> part;
-    if (warp < L::PARTS) {
-        load_part<D, Q, V>(a, w, part);
-        load_turns<D, Q, V>(a, w, first_tile * TILE_KEYS, part);
-    }
+    load_part<D, Q, V>(a, w, part);
+    load_turns<D, Q, V>(a, w, first_tile * TILE_KEYS, part);
 
-    float out[Q][D / 64][4] = {};
-    constexpr int PASSES = (L::VECTORS * 8 + THREADS - 1) / THREADS;
+    float out[Q][L::COLUMNS / 8][4] = {};
+    constexpr int PASSES = (L::VECTORS * 8 + L::THREADS - 1) / L::THREADS;
     State state[PASSES];
 #pragma unroll
     for (int p = 0; p < PASSES; p++) state[p] = {MINUS_INFINITY, 0.0f};
@@ -400,14 +424,14 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
         __syncthreads();  // keys are there; all have left the values before
         bring(t * SIDES + SLOTS - 1);
         const uint32_t values = base + (t * SIDES + SIDES - 1) % SLOTS * L::TILE;
-        if (warp < L::PARTS)
-            scores<D, Q, V>(a, w, base, base + t * SIDES % SLOTS * L::TILE, position, part);
+        scores<D, Q, V>(a, w, base, base + t * SIDES % SLOTS * L::TILE, position, part);
         __syncthreads();
         if (!V) bring(t * SIDES + SLOTS);
-        if (V && warp < L::PARTS) load_turns<D, Q, V>(a, w, position + TILE_KEYS, part);
+        load_turns<D, Q, V>(a, w, position + TILE_KEYS, part);
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
-            uint32_t vector = p * (THREADS / 8) + threadIdx.x / 8;
+            // The thread's number is asked for again: registers are scarce.
+            uint32_t vector = p * (L::THREADS / 8) + thread_number() / 8;
             if (vector < L::VECTORS) soften<D, Q, V>(shared, vector, position, state[p]);
         }
         if (!V) copy_wait<SLOTS - 1>();
@@ -416,13 +440,15 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     }
     copy_wait<0>();
 
+    // Asked for again: registers were scarce.
+    w = work_of_block<L::VECTORS>(a);
     // Partial results go to the row's own numbering of splits.
     float* partial = reinterpret_cast<float*>(a.partial);
     float2* weight = reinterpret_cast<float2*>(a.weight);
     const auto slot = [&](uint32_t vector) {
         uint2 at = place(w, vector);
         uint32_t mine = split_of(first_key(a, ends[at.x]), a.window);
-        return (static_cast<uint64_t>(at.x) * a.heads + at.y) * a.splits + split - mine;
+        return (static_cast<uint64_t>(at.x) * a.heads + at.y) * a.splits + w.split - mine;
     };
     const auto sees = [&](uint32_t vector) {
         if (vector >= w.vectors) return false;
@@ -431,7 +457,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     };
 #pragma unroll
     for (int p = 0; p < PASSES; p++) {
-        uint32_t v = p * (THREADS / 8) + threadIdx.x / 8;
+        uint32_t v = p * (L::THREADS / 8) + threadIdx.x / 8;
         if (v < L::VECTORS && threadIdx.x % 8 == 0 && sees(w.first + v))
             weight[slot(w.first + v)] = make_float2(state[p].most, state[p].sum);
     }
@@ -441,9 +467,9 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
         for (int half = 0; half < 2; half++) {
             uint32_t v = w.first + i * 16 + half * 8 + lane / 4;
             if (!sees(v)) continue;
-            float* to = partial + slot(v) * D + warp * (D / 8) + lane % 4 * 2;
+            float* to = partial + slot(v) * D + warp * L::COLUMNS + lane % 4 * 2;
 #pragma unroll
-            for (int n = 0; n < D / 64; n++)
+            for (int n = 0; n < L::COLUMNS / 8; n++)
                 *reinterpret_cast<float2*>(to + n * 8) =
                     make_float2(out[i][n][half * 2], out[i][n][half * 2 + 1]);
         }
@@ -501,7 +527,8 @@ extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs
 }
 
 #define ATTENTION(name, dim, blocks, values_only, at_least)                                 \
-    extern "C" __global__ void __launch_bounds__(THREADS, at_least)                         \
+    extern "C" __global__ void                                                              \
+    __launch_bounds__(Layout<dim, blocks, values_only>::THREADS, at_least)                  \
         name(const __grid_constant__ AttentionArgs a) {                                     \
         attend<dim, blocks, values_only>(a);                                                \
     }                                                                                       \

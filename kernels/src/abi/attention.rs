@@ -86,16 +86,15 @@ pub struct AttentionPlan {
     pub values_only: bool,
     /// Query vectors of a block, in sixteens: 1 or 3.
     pub blocks: usize,
-    /// Grid: splits, KV heads times blocks of vectors, spans.
+    /// Grid: KV heads times blocks of vectors, spans, splits.
     pub grid: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
     /// Dynamic shared memory, bytes.
     pub shared: usize,
 }
 
 impl AttentionPlan {
-    /// Threads of a block.
-    pub const THREADS: u32 = 256;
-
     /// A launch for `spans` sequences of up to `rows` rows, whose keys fall into up to `splits`
     /// splits.
     pub fn plan(
@@ -119,16 +118,22 @@ impl AttentionPlan {
         };
         let parts = if head_dim == 64 { 4 } else { 8 };
         let shared = slots * TILE_KEYS * head_dim * 2
-            + parts * per_block * (TILE_KEYS + 4) * 4
+            + parts * per_block * (TILE_KEYS + 8) * 4
             + per_block * (TILE_KEYS * 2 + 16)
             + per_block * 12
-            + 1024 / TILE_KEYS * 4;
+            + 1024 / TILE_KEYS * 4
+            + 8;
         let height = kv_heads * vectors.div_ceil(per_block);
         Self {
             head_dim,
             values_only,
             blocks,
-            grid: [splits as u32, height as u32, spans as u32],
+            grid: [height as u32, spans as u32, splits as u32],
+            threads: if blocks == 3 && head_dim >= 256 && !values_only {
+                512
+            } else {
+                256
+            },
             shared,
         }
     }
@@ -166,7 +171,7 @@ mod tests {
                     let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1, false);
                     assert!(plan.shared <= 227 * 1024, "{plan:?}");
                     let vectors = rows * heads / kv_heads;
-                    let covered = plan.grid[1] as usize / kv_heads * 16 * plan.blocks;
+                    let covered = plan.grid[0] as usize / kv_heads * 16 * plan.blocks;
                     assert!(covered >= vectors, "{plan:?}");
                 }
             }

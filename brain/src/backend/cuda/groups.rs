@@ -5,8 +5,9 @@ use marathon_kernels::abi::splits_of_row;
 
 use crate::backend::arena::{RowSet, Span};
 
-/// Rows of a span at most: a token and eight drafts.
-const SPAN: usize = 9;
+/// Rows of a span at most. Attention cuts a span's query vectors into blocks of as many as fit, so a
+/// long span of a prompt leaves no block half empty.
+const SPAN: usize = 64;
 
 /// Spans that one launch computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -124,7 +124,7 @@ impl Call {
         let plan = &self.plan;
         let grid = Grid {
             blocks: plan.grid,
-            threads: AttentionPlan::THREADS,
+            threads: plan.threads,
             shared: plan.shared,
         };
         let merge = Grid {
@@ -313,6 +313,8 @@ pub(crate) fn check(device: &Device, report: &mut Report, small: bool) -> Result
             case(256, 8, 2, 512, 32, 9, 3000),
             case(256, 8, 1, 512, 32, 2, 513),
             case(128, 16, 2, 0, 32, 6, 129),
+            case(256, 8, 4, 200, 32, 64, 700),
+            case(512, 16, 2, 0, 32, 40, 700),
         ]);
     }
     for case in cases {

@@ -404,7 +404,7 @@ impl Bench<'_> {
                 if window > 0 && end > 1024 {
                     continue;
                 }
-                for rows in [1usize, 5] {
+                for rows in [1usize, 5, 64] {
                     let name = format!("attention {name} context {end} rows {rows}");
                     if !report.wants(&name) {
                         continue;
