@@ -1,7 +1,7 @@
 // Checkpoint order to packed tiles (weights.cuh), once at load.
 //
 // Floor: every byte read once and written once. Where a word of the packed form mixes rows 8 apart,
-// which may come from different tensors, its parts are written apart: half the floor's speed at
+// which may come from different tensors, its parts are joined by atomics: half the floor's speed at
 // best, and still far above the disk's. Destinations are zeroed by the caller.
 //
 // Compiled for all targets; run on Hopper.
@@ -54,9 +54,15 @@ extern "C" __global__ void pack_bf16(const __grid_constant__ PackArgs a) {
     }
 }
 
+// A code's bits where an even or odd register has them in a half word (weights.cuh).
+__device__ __forceinline__ uint32_t placed_fp8(uint32_t code, uint32_t reg) {
+    if (reg % 2 == 0) return (code & 0x7f) << 4 | (code >> 7) << 15;
+    return (code & 0xf) | (code >> 4 & 7) << 12 | (code >> 7) << 11;
+}
+
 extern "C" __global__ void pack_fp8(const __grid_constant__ PackArgs a) {
     const uint16_t* source = reinterpret_cast<const uint16_t*>(a.source);
-    uint8_t* weight = reinterpret_cast<uint8_t*>(a.weight);
+    unsigned int* weight = reinterpret_cast<unsigned int*>(a.weight);
     const uint64_t pairs = static_cast<uint64_t>(a.n) * (a.k / 2);
     for (uint64_t i = thread_index(); i < pairs; i += threads()) {
         Element e = element(a, i / (a.k / 2), i % (a.k / 2) * 2);
@@ -64,9 +70,15 @@ extern "C" __global__ void pack_fp8(const __grid_constant__ PackArgs a) {
         if ((pair & 0x7f) == 0x7f || (pair & 0x7f00) == 0x7f00) report(a);
         // 16 bytes a lane: block 0 words 0 and 1, block 1 words 2 and 3.
         uint64_t word = ((e.granule * 2 + e.block / 2) * 32 + e.lane) * 4 + e.block % 2 * 2 + e.reg / 2;
-        weight[word * 4 + e.reg % 2] = pair & 0xff;
-        weight[word * 4 + e.reg % 2 + 2] = pair >> 8;
+        atomicOr(&weight[word], placed_fp8(pair & 0xff, e.reg) | placed_fp8(pair >> 8, e.reg) << 16);
     }
+}
+
+// A code's bits where register `reg` has them in a half word (weights.cuh).
+__device__ __forceinline__ uint32_t placed_nvfp4(uint32_t code, uint32_t reg) {
+    const uint32_t magnitude = code & 7, sign = code >> 3;
+    if (reg == 3) return (magnitude >> 2) << 10 | (magnitude & 3) << 13 | sign << 11;
+    return magnitude << (6 - 3 * reg) | sign << (15 - 3 * reg);
 }
 
 // A thread takes the bytes of (k, k+1) and (k+8, k+9): two registers of one word.
@@ -87,10 +99,7 @@ extern "C" __global__ void pack_nvfp4(const __grid_constant__ PackArgs a) {
         for (int half = 0; half < 2; half++) {
             uint32_t byte = source[(static_cast<uint64_t>(n) * a.k + k) / 2 + half * 4];
             uint32_t reg = e.reg + half * 2;
-            uint32_t sign = reg == 0 ? 15 : reg == 1 ? 12 : reg == 2 ? 14 : 13;
-            uint32_t magnitude = reg == 0 ? 6 : reg == 1 ? 3 : reg == 2 ? 0 : 9;
-            word |= ((byte & 7) << magnitude) | ((byte >> 3 & 1) << sign);
-            word |= ((byte >> 4 & 7) << magnitude | (byte >> 7 & 1) << sign) << 16;
+            word |= placed_nvfp4(byte & 15, reg) | placed_nvfp4(byte >> 4, reg) << 16;
         }
         atomicOr(&weight[(e.granule * 32 + e.lane) * 4 + e.block], word);
     }

@@ -27,7 +27,7 @@ struct LinearArgs {
     uint32_t epilogue;
     float softcap;
     uint32_t chunk;  // small-M kernel: granules of x in a slot of shared memory
-    uint32_t depth;  // large-M kernel: stages of the ring
+    uint32_t depth;  // stages of a ring
 };
 static_assert(sizeof(LinearArgs) == 88, "mirrored in abi.rs");
 static_assert(offsetof(LinearArgs, m) == 48, "mirrored in abi.rs");

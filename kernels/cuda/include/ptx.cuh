@@ -85,6 +85,17 @@ __device__ __forceinline__ uint32_t mul_bf16x2(uint32_t a, uint32_t b) {
     return r;
 }
 
+// The low (0) or high (1) half of v in both halves; a product takes it so without an instruction.
+template <int HALF>
+__device__ __forceinline__ uint32_t both_halves(uint32_t v) {
+    uint32_t r;
+    if (HALF)
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};\n}" : "=r"(r) : "r"(v));
+    else
+        asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {l, l};\n}" : "=r"(r) : "r"(v));
+    return r;
+}
+
 // threadIdx.x, in a register of its own.
 __device__ __forceinline__ uint32_t thread_number() {
     uint32_t r;
@@ -99,21 +110,13 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     return r;
 }
 
+// Orders nothing by itself: what was written before is not yet seen by the others.
 __device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// A float in the shared memory of block `rank`, at the place that is `at` in one's own.
-__device__ __forceinline__ float load_peer(uint32_t at, uint32_t rank) {
-    uint32_t there;
-    float v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(v) : "r"(there) : "memory");
-    return v;
 }
 
 // Programmatic dependent launch: the next kernel may start filling its pipelines now ...
@@ -187,9 +190,10 @@ __device__ __forceinline__ uint32_t peer_address(uint32_t at, uint32_t rank) {
     return there;
 }
 
+// Says that this thread has read its own shared memory. Not that others see what it wrote: a release
+// for the whole cluster waits for every store under way, to device memory too.
 __device__ __forceinline__ void barrier_arrive_peer(uint32_t peer) {
-    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(peer)
-                 : "memory");
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(peer) : "memory");
 }
 
 // Sends 16 bytes to a peer; its barrier counts them.
@@ -217,8 +221,10 @@ __device__ __forceinline__ void matrix_begin() {
 __device__ __forceinline__ void matrix_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
+// Until at most N groups are under way.
+template <int N>
 __device__ __forceinline__ void matrix_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
 // 64 rows that start at a multiple of 1024 bytes, 128 bytes each, chunks permuted by the row:
@@ -227,7 +233,57 @@ __device__ __forceinline__ uint64_t matrix_rows(uint32_t at) {
     return static_cast<uint64_t>((at & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
 
-// c += a b: a 64x16, sixteen rows a warp; b 16x128 in shared memory; bf16, c fp32.
+// c += a b: a 64x16, sixteen rows a warp; b 16 by 8 N in shared memory; bf16, c fp32.
+__device__ __forceinline__ void matrix_bf16(float (&c)[1][4], const uint32_t (&a)[4],
+                                            uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3 "
+        "}, {%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void matrix_bf16(float (&c)[2][4], const uint32_t (&a)[4],
+                                            uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7 "
+        "}, {%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void matrix_bf16(float (&c)[4][4], const uint32_t (&a)[4],
+                                            uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+        "%14, %15 "
+        "}, {%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+__device__ __forceinline__ void matrix_bf16(float (&c)[8][4], const uint32_t (&a)[4],
+                                            uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, "
+        "%14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "
+        "%26, %27, %28, %29, %30, %31 "
+        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
 __device__ __forceinline__ void matrix_bf16(float (&c)[16][4], const uint32_t (&a)[4],
                                             uint64_t b) {
     asm volatile(

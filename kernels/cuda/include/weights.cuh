@@ -9,13 +9,14 @@
 // Rows and columns past n and k are zero.
 //
 //   bf16   a lane's 16 bytes are one fragment; a granule is 4 x 512 bytes
-//   FP8    a lane's 16 bytes are two fragments of E4M3 codes; a granule is 2 x 512 bytes. In each
-//          word bytes 0 and 2 are the pair of the even register, bytes 1 and 3 of the odd one
+//   FP8    a lane's 16 bytes are two fragments of E4M3 codes; a granule is 2 x 512 bytes. A word is
+//          two registers; in each half word (low: first of every pair, high: second) sign and
+//          magnitude of the even one are bits 15 and 10..4, of the odd one 11 and 14..12, 3..0
 //   NVFP4  a lane's 16 bytes are four fragments of E2M1 codes; a granule is 512 bytes. In each half
 //          word (low: first of every pair, high: second) sign and magnitude of register
-//          0 are bits 15 and 8..6, of 1 bits 12 and 5..3, of 2 bits 14 and 2..0, of 3 bits 13 and
-//          11..9. Block scales: 64 bytes a granule, for g = 0..7 four bytes of row g, then four of
-//          row g+8. A byte e5m3 is 2^(e-10) (1 + m/8): every positive E4M3 value has one, and no
+//          0 are bits 15 and 8..6, of 1 bits 12 and 5..3, of 2 bits 9 and 2..0, of 3 bits 11 and
+//          10, 14, 13. Block scales: 64 bytes a granule, for g = 0..7 four bytes of row g, then four
+//          of row g+8. A byte e5m3 is 2^(e-10) (1 + m/8): every positive E4M3 value has one, and no
 //          subnormals are left to treat
 // FP8 and NVFP4 values are exact in bf16 (NVFP4 times its block scale too: six significant bits,
 // off by the factor 2^-8 that the row scale makes good). Only the row scale rounds, once, in fp32.
@@ -75,13 +76,12 @@ struct WeightsFp8 {
         r.v[1] = load_shared16(codes + 512);
         return r;
     }
-    // A code's bits read as bf16 are its value times 2^-120, subnormals too. Upwards, bits move by
-    // multiplication: multipliers are idle here, and shifters are not.
-    static __device__ __forceinline__ uint32_t even(uint32_t w) {  // bytes 0 and 2
-        return mul_bf16x2((w & 0x007f007fu) * 16 | (w * 256 & 0x80008000u), 0x7b807b80u);  // 2^120
-    }
-    static __device__ __forceinline__ uint32_t odd(uint32_t w) {  // bytes 1 and 3
-        return mul_bf16x2((w >> 4 & 0x07f007f0u) | (w & 0x80008000u), 0x7b807b80u);
+    // A magnitude at bits 10..4 read as bf16 is its value times 2^-120, subnormals too.
+    static constexpr uint32_t SEEN = 0x87f087f0u, GAIN = 0x7b807b80u;  // 2^120
+    static __device__ __forceinline__ uint32_t even(uint32_t w) { return mul_bf16x2(w & SEEN, GAIN); }
+    static __device__ __forceinline__ uint32_t odd(uint32_t w) {
+        constexpr uint32_t FROM_BELOW = 0x80f080f0u;
+        return mul_bf16x2(((w * 16 & FROM_BELOW) | (w >> 4 & ~FROM_BELOW)) & SEEN, GAIN);
     }
     template <int BLOCK>
     static __device__ __forceinline__ void fragment(const Raw& r, uint32_t (&a)[4]) {
@@ -110,27 +110,34 @@ struct WeightsNvfp4 {
         r.s = load_shared8(scales);
         return r;
     }
-    // Byte BLOCK of w as bf16 twice, times 2^118.
+#ifdef WARPGROUPS
+    // Byte BLOCK of w as bf16 twice, times 2^118. The compiler makes the words once for two blocks, and
+    // lets the product pick its half.
+    template <int BLOCK>
+    static __device__ __forceinline__ uint32_t scale(uint32_t w) {
+        const uint32_t codes = BLOCK % 2 ? __byte_perm(w, 0, 0x4341) : w & 0x00ff00ffu;
+        return both_halves<BLOCK / 2>(codes * 16 + 0x75807580u);
+    }
+#else
+    // The same with nothing kept from block to block: registers are scarce there.
     template <int BLOCK>
     static __device__ __forceinline__ uint32_t scale(uint32_t w) {
         uint32_t code = __byte_perm(w, 0, BLOCK | 4 << 4 | 4 << 8 | 4 << 12);
         return code * 0x00100010u + 0x75807580u;
     }
+#endif
     template <int BLOCK>
     static __device__ __forceinline__ void fragment(const Raw& r, uint32_t (&a)[4]) {
-        uint32_t w = BLOCK == 0 ? r.v.x : BLOCK == 1 ? r.v.y : BLOCK == 2 ? r.v.z : r.v.w;
-        uint32_t upper = scale<BLOCK>(r.s.x), lower = scale<BLOCK>(r.s.y);
-        // A magnitude at bits 8..6 read as bf16 is its value times 2^-126. Products by 66 and 33 are
-        // two shifts whose bits do not meet; multipliers are idle here, and shifters are not.
+        const uint32_t w = BLOCK == 0 ? r.v.x : BLOCK == 1 ? r.v.y : BLOCK == 2 ? r.v.z : r.v.w;
+        const uint32_t upper = scale<BLOCK>(r.s.x), lower = scale<BLOCK>(r.s.y);
+        // A magnitude at bits 8..6 read as bf16 is its value times 2^-126. Products by powers of two
+        // are shifts, and the last one three of them whose bits do not meet; multipliers are idle
+        // here, and shifters are not.
         constexpr uint32_t SEEN = 0x81c081c0u;
-        uint32_t c0 = w & SEEN;
-        uint32_t c1 = w * 8 & SEEN;
-        uint32_t c2 = (w & 0x40074007u) * 66 & SEEN;
-        uint32_t c3 = (w >> 3 & 0x05c005c0u) * 33 & SEEN;
-        a[0] = mul_bf16x2(c0, upper);
-        a[1] = mul_bf16x2(c1, lower);
-        a[2] = mul_bf16x2(c2, upper);
-        a[3] = mul_bf16x2(c3, lower);
+        a[0] = mul_bf16x2(w & SEEN, upper);
+        a[1] = mul_bf16x2(w * 8 & SEEN, lower);
+        a[2] = mul_bf16x2(w * 64 & SEEN, upper);
+        a[3] = mul_bf16x2((w >> 7 & 0x00d800d8u) * (1 + 32 + 2048) & SEEN, lower);
     }
 };
 

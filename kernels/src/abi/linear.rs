@@ -39,12 +39,9 @@ impl WeightForm {
     /// The small-M kernel for `rows` rows: those of linear.cu.
     const fn instance(self, rows: usize) -> Instance {
         let (tiles, warps, depth, beside) = match (self, rows) {
-            (Self::Bf16 | Self::Fp8, 8) => (1, 8, 5, 2),
-            (Self::Bf16 | Self::Fp8, 16) => (1, 8, 4, 2),
-            (Self::Bf16 | Self::Fp8, 32) => (2, 8, 3, 1),
-            (Self::Nvfp4, 8) => (1, 8, 5, 2),
-            (Self::Nvfp4, 16) => (1, 8, 4, 2),
-            (Self::Nvfp4, 32) => (1, 8, 4, 1),
+            (_, 8) => (1, 12, 5, 2),
+            (_, 16) => (1, 8, 4, 2),
+            (_, 32) => (1, 8, 4, 1),
             _ => (1, 8, 3, 1),
         };
         Instance {
@@ -52,7 +49,12 @@ impl WeightForm {
             warps,
             depth,
             beside,
-            finishers: if rows <= 16 { 1 } else { 2 },
+            inboxes: if warps == 12 { 3 } else { 2 },
+            others: match rows {
+                8 => 2,
+                16 => 3,
+                _ => 6,
+            },
         }
     }
 
@@ -132,7 +134,7 @@ pub struct LinearArgs {
     pub softcap: f32,
     /// Small-M kernel: granules of x in a slot of shared memory ([`SmallLinear::chunk`]).
     pub chunk: u32,
-    /// Large-M kernel: stages of the ring ([`LargeLinear::depth`]).
+    /// Stages of a ring ([`SmallLinear::depth`], [`LargeLinear::depth`]).
     pub depth: u32,
 }
 
@@ -178,6 +180,8 @@ pub struct SmallLinear {
     /// Granules of x in a slot. Where a slot holds a block's whole share, there is one slot and x
     /// stays in it; else there are two, and x passes again for every turn of tiles.
     pub chunk: u32,
+    /// Stages of a warp's ring ([`LinearArgs::depth`]).
+    pub depth: u32,
 }
 
 /// What an instance of the small-M kernel is built with.
@@ -186,16 +190,20 @@ struct Instance {
     tiles: usize,
     /// Warps that multiply.
     warps: usize,
-    /// Stages of a warp's ring.
+    /// Stages of a warp's ring, at most.
     depth: usize,
     /// Blocks of it that registers allow on a multiprocessor.
     beside: usize,
-    /// Warps that finish tiles.
-    finishers: usize,
+    /// Tiles whose sums may be under way to a block.
+    inboxes: usize,
+    /// Warps that bring x, and that finish tiles.
+    others: usize,
 }
 
 /// Shared memory for the barriers of a small-M block.
 const BARRIERS: usize = 256;
+/// Fewest stages of a small-M warp's ring, but for a card that has no room for them.
+const LEAST_DEPTH: usize = 3;
 /// What the system keeps of each block's share.
 const RESERVED: usize = 1024;
 
@@ -214,25 +222,36 @@ impl SmallLinear {
         let rows = m.next_power_of_two().clamp(8, 64);
         let instance = form.instance(rows);
         let units = n.div_ceil(TILE).div_ceil(instance.tiles);
-        let inboxes = 2 * SPLITS * rows * 64;
-        let rings = instance.warps * instance.depth * instance.tiles * form.small_stage();
-        let fixed = BARRIERS + inboxes + rings;
-        let x = |chunk: usize, slots: usize| slots * rows * (chunk * GRANULE * 2 + 16);
+        let inboxes = instance.inboxes * SPLITS * rows * 64;
+        let stage = instance.warps * instance.tiles * form.small_stage();
+        let fixed = |depth: usize| BARRIERS + inboxes + depth * stage;
+        let x = |chunk: usize, slots: usize| slots * rows * chunk * GRANULE * 2;
         let share = k.div_ceil(GRANULE).div_ceil(SPLITS).max(1);
-        let (chunk, shared) = match fixed + x(share, 1) {
-            whole if whole + RESERVED <= shared_per_sm => (share, whole),
-            _ => {
-                let passing = if rows == 64 { 4 } else { 8 };
-                (passing, fixed + x(passing, 2))
-            }
+        let passing = if rows == 64 { 4 } else { 8 };
+        // Rings as deep as leave room for so many blocks.
+        let fit = |beside: usize, chunk: usize, slots: usize| {
+            let shared = |depth: usize| fixed(depth) + x(chunk, slots);
+            let depth = (LEAST_DEPTH..=instance.depth)
+                .rev()
+                .find(|d| beside * (shared(*d) + RESERVED) <= shared_per_sm)?;
+            Some((chunk, depth, shared(depth)))
         };
+        // Two blocks a multiprocessor are better than one, and where all warps have one turn x passes
+        // once whether it stays or not.
+        let one_turn = units <= clusters * instance.beside * instance.warps;
+        let (chunk, depth, shared) = fit(instance.beside, share, 1)
+            .or_else(|| fit(instance.beside, passing, 2).filter(|_| one_turn))
+            .or_else(|| fit(1, share, 1))
+            .or_else(|| fit(1, passing, 2))
+            .unwrap_or_else(|| (passing, 2, fixed(2) + x(passing, 2)));
         let beside = (shared_per_sm / (shared + RESERVED)).clamp(1, instance.beside);
         Self {
             rows,
             grid: ((clusters * beside).clamp(1, units) * SPLITS) as u32,
-            block: ((instance.warps + 1 + instance.finishers) * 32) as u32,
+            block: ((instance.warps + instance.others) * 32) as u32,
             shared,
             chunk: chunk as u32,
+            depth: depth as u32,
         }
     }
 
@@ -290,6 +309,8 @@ mod tests {
     fn every_plan_fits_and_covers() {
         for form in [WeightForm::Bf16, WeightForm::Fp8, WeightForm::Nvfp4] {
             for m in 1..=64 {
+                let small = SmallLinear::plan(form, m.min(16), 5376, 21504, 10, 100 * 1024);
+                assert!(small.shared <= 99 * 1024, "{small:?}");
                 for (n, k) in [
                     (43008, 5376),
                     (5376, 21504),
@@ -321,6 +342,9 @@ mod tests {
             let p = SmallLinear::plan(form, 5, 43008, 5376, H200.0, H200.1);
             assert!(2 * (p.shared + RESERVED) <= H200.1, "{p:?}");
             assert_eq!((p.grid, p.chunk), (2 * 15 * 8, 11), "{p:?}");
+            // An eighth of 21,504 columns leaves no room for a second block, but x passes only once.
+            let p = SmallLinear::plan(form, 5, 5376, 21504, H200.0, H200.1);
+            assert_eq!((p.grid, p.chunk), (2 * 15 * 8, 8), "{p:?}");
         }
     }
 

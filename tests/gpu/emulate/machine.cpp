@@ -347,12 +347,6 @@ void cluster_wait() {
         wait(cluster->barrier, running->cluster_generation);
 }
 
-float load_peer(uint32_t at, uint32_t rank) {
-    float v;
-    memcpy(&v, memory_of(cluster->blocks[rank]) + at, 4);
-    return v;
-}
-
 void barrier_init(uint32_t at, uint32_t arrivals) {
     Counter fresh;
     fresh.members = arrivals;

@@ -39,7 +39,6 @@ inline uint32_t thread_number() { return threadIdx.x; }
 uint32_t cluster_rank();
 void cluster_arrive();
 void cluster_wait();
-float load_peer(uint32_t at, uint32_t rank);
 
 inline void fence_for_matrix_unit() {}
 

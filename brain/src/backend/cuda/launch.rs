@@ -318,7 +318,7 @@ impl CudaOps {
             return;
         }
         let plan = SmallLinear::plan(form, m, n, k, shape.clusters, shape.shared_per_sm);
-        args.chunk = plan.chunk;
+        (args.chunk, args.depth) = (plan.chunk, plan.depth);
         let blocks = [plan.grid as usize, 1, 1];
         unsafe {
             self.card
@@ -452,7 +452,7 @@ impl CudaOps {
         unsafe {
             let kernel = plan.kernel();
             self.card
-                .launch(&kernel, blocks, AttentionPlan::THREADS, plan.shared, &args);
+                .launch(&kernel, blocks, plan.threads, plan.shared, &args);
             self.card
                 .launch("attention_merge", merge, threads, 0, &merged);
         }

@@ -59,7 +59,7 @@ impl Job {
             threads: plan.block,
             shared: plan.shared,
         };
-        let args = self.args(plan.chunk, 0);
+        let args = self.args(plan.chunk, plan.depth);
         // SAFETY: the caller's buffers hold m rows of x and y and the packed matrix.
         unsafe { device.launch(&plan.kernel(self.form), grid, &args, dependent) }
     }
