@@ -184,12 +184,21 @@ fn a_run_that_is_going_on_can_be_looked_at() {
     };
     let name = program.scene.new_run().run.to_string();
     let mut running = program.command(&["run"]).spawn().unwrap();
-    let show = |verb: &[&str]| program.command(verb).arg("--json").output().unwrap();
+    let show = |verb: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pilot"));
+        command.args(verb).arg("--json").arg("--store");
+        command.arg(program.store()).env_remove("PILOT_CONFIG");
+        command.output().unwrap()
+    };
     let seen = loop {
         let seen = show(&["show", &name]);
-        if seen.status.success() {
+        let code = seen.status.code().map(|code| code as u8);
+        if code == Some(0) {
             break seen;
         }
+        // It may not have begun, or hold its store and not answer yet.
+        let early = [Some(exit::UNKNOWN_RUN), Some(exit::STORE_LOCKED)];
+        assert!(early.contains(&code), "{seen:?}");
         assert_eq!(running.try_wait().unwrap(), None, "{seen:?}");
         std::thread::sleep(Duration::from_millis(20));
     };
