@@ -2,7 +2,8 @@
 //! stale slot and lost or doubled block into a wrong token or an error.
 //!
 //! Whatever the mix of requests, arrivals, limits, chunk sizes, draft depths, cancels, failed
-//! steps, restarts with and without a goodbye, shared prefixes and block pressure: every sequence gets the tokens that it gets alone and undrafted, the
+//! steps, restarts with and without a goodbye, shared prefixes, grammars and block pressure: every
+//! sequence gets the tokens that it gets alone and undrafted, the
 //! books of blocks balance after every step, and everything ends. `PROPTEST_CASES` scales it.
 
 #![allow(
@@ -44,6 +45,9 @@ struct Totals {
     missed: AtomicU64,
     penalised: AtomicU64,
     depths: AtomicU64,
+    constrained: AtomicU64,
+    forced: AtomicU64,
+    cut: AtomicU64,
 }
 
 fn simulate(case: Case, totals: &Totals) -> Result<(), TestCaseError> {
@@ -105,6 +109,9 @@ fn simulate(case: Case, totals: &Totals) -> Result<(), TestCaseError> {
             (&totals.partial, stats.partial_hits),
             (&totals.missed, stats.anchor_misses),
             (&totals.depths, stats.depth_changes),
+            (&totals.constrained, stats.constrained_tokens),
+            (&totals.forced, stats.forced_tokens),
+            (&totals.cut, stats.cut_drafts),
         ] {
             total.fetch_add(more, Relaxed);
         }
@@ -141,7 +148,8 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
         "{} cases, {} sequences ({} cancelled), {} steps, {} tokens, {} drafts accepted, {} of them \
          looked up, {} preemptions, {} prompt tokens from {} anchors, {} of them shared, {} of a part \
          of the prompt, {} where more was known but no anchor lay, {} from below, {} restarts with {} \
-         anchors taken in, {} sequences with penalties, {} changes of depth",
+         anchors taken in, {} sequences with penalties, {} changes of depth; {} \
+         tokens by a grammar, {} of them the only ones allowed, {} drafts cut",
         of(&totals.cases),
         of(&totals.sequences),
         of(&totals.cancelled),
@@ -160,6 +168,9 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
         of(&totals.restored),
         of(&totals.penalised),
         of(&totals.depths),
+        of(&totals.constrained),
+        of(&totals.forced),
+        of(&totals.cut),
     );
     if let Err(error) = outcome {
         panic!("{error}");
@@ -179,6 +190,8 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
         &totals.lifted,
         &totals.penalised,
         &totals.depths,
+        &totals.forced,
+        &totals.cut,
     ] {
         assert!(of(seen) >= (of(&totals.cases) / 20).min(200));
     }

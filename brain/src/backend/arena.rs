@@ -8,7 +8,10 @@ use std::{ops::Range, sync::Arc};
 use super::{Limits, ops::Rows};
 use crate::{
     model::plan::Kind,
-    sched::types::{BlockTables, Emitted, SamplingParams, SeqStep, Step, TokenId},
+    sched::{
+        mask::Mask,
+        types::{BlockTables, Emitted, SampleStep, SamplingParams, SeqStep, Step, TokenId},
+    },
 };
 
 /// One row of a step.
@@ -81,6 +84,8 @@ pub struct Seq {
     pub history: Vec<TokenId>,
     /// Drafts wanted for the next round.
     pub next_drafts: usize,
+    /// What each of its emitting rows may emit; empty: any token.
+    pub masks: Vec<Arc<Mask>>,
     /// What it emits.
     pub emitted: Vec<Emitted>,
     /// What it drafts.
@@ -178,6 +183,7 @@ impl Arena {
             prompt_len: sample.map_or(0, |s| s.prompt_len),
             history: sample.map_or_else(Vec::new, |s| s.history.clone()),
             next_drafts: sample.map_or(0, |s| s.next_drafts),
+            masks: sample.map_or_else(Vec::new, |s| s.masks.clone()),
             emitted: Vec::new(),
             drafts: Vec::new(),
         });
@@ -311,7 +317,32 @@ fn check(s: &SeqStep, limits: &Limits) -> Result<(), String> {
             ));
         }
     }
+    if let Some(sample) = &s.sample {
+        check_masks(sample, limits)?;
+    }
     check_tables(&s.tables, s.start, end, limits)
+}
+
+fn check_masks(sample: &SampleStep, limits: &Limits) -> Result<(), String> {
+    if sample.masks.is_empty() {
+        return Ok(());
+    }
+    if !limits.masks {
+        return Err("masks, which this device does not know".into());
+    }
+    let rows = sample.drafts + 1;
+    if sample.masks.len() != rows {
+        return Err(format!("{} masks for {rows} rows", sample.masks.len()));
+    }
+    let vocab = limits.vocab_size;
+    match sample
+        .masks
+        .iter()
+        .find(|mask| mask.vocab() != vocab || mask.is_empty())
+    {
+        Some(mask) => Err(format!("{mask:?} for a vocabulary of {vocab}")),
+        None => Ok(()),
+    }
 }
 
 fn check_tables(t: &BlockTables, start: usize, end: usize, limits: &Limits) -> Result<(), String> {

@@ -8,9 +8,12 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{ExecError, Executor, Limits};
-use crate::sched::types::{
-    BlockId, Emitted, Group, Logprobs, SampleStep, SamplingParams, SeqOutput, SeqStep, Step,
-    StepOutput, TokenId,
+use crate::sched::{
+    mask::Mask,
+    types::{
+        BlockId, Emitted, Group, Logprobs, SampleStep, SamplingParams, SeqOutput, SeqStep, Step,
+        StepOutput, TokenId,
+    },
 };
 
 /// What a fake executor is to be like.
@@ -48,6 +51,7 @@ impl Default for FakeOptions {
                 full_block_bytes: 16 * SLOT_BYTES,
                 sliding_block_bytes: 16 * SLOT_BYTES,
                 window: 64,
+                masks: true,
             },
             right: 0.8,
             repeats: 0.0,
@@ -110,11 +114,21 @@ impl FakeExecutor {
 
     /// The tokens that a lone, undrafted sequence of this prompt gets, computed without blocks.
     pub fn expected(&self, prompt: &[TokenId], params: &SamplingParams) -> Vec<Emitted> {
+        self.expected_within(prompt, params, |_| None)
+    }
+
+    /// The same when each token must be in the mask that `masks` makes of the generated ones.
+    pub fn expected_within(
+        &self,
+        prompt: &[TokenId],
+        params: &SamplingParams,
+        mut masks: impl FnMut(&[Emitted]) -> Option<Mask>,
+    ) -> Vec<Emitted> {
         let mut hash = Prefix::new(&self.options, params, prompt.len());
         prompt.iter().for_each(|&token| hash.push(token));
         let mut emitted = Vec::new();
         for generated in 0..params.max_tokens {
-            let token = hash.next(params, generated);
+            let token = hash.next(params, generated, masks(&emitted).as_ref());
             hash.push(token.id);
             emitted.push(token);
             if emitted
@@ -208,6 +222,9 @@ impl FakeExecutor {
                 sample.generated
             )));
         }
+        if !sample.masks.is_empty() && sample.masks.len() != sample.drafts + 1 {
+            return Err(wrong("a row has no mask".into()));
+        }
         if params.reads_history() && sample.history != known {
             return Err(wrong("the history is not what the cache holds".into()));
         }
@@ -217,7 +234,8 @@ impl FakeExecutor {
         let mut tokens = Vec::new();
         let mut generated = sample.generated;
         loop {
-            let token = hash.next(params, generated);
+            let mask = sample.masks.get(tokens.len()).map(|mask| &**mask);
+            let token = hash.next(params, generated, mask);
             hash.push(token.id);
             generated += 1;
             let accepted = drafts.get(tokens.len()) == Some(&token.id);
@@ -236,7 +254,7 @@ impl FakeExecutor {
 
         let mut next = Vec::with_capacity(sample.next_drafts);
         for _ in 0..sample.next_drafts {
-            let right = hash.next(params, generated).id;
+            let right = hash.next(params, generated, None).id;
             let draft = if self.lucky() {
                 right
             } else {
@@ -505,10 +523,11 @@ impl Prefix {
     }
 
     /// The next token, given how many were generated: the first candidate that is allowed.
-    fn next(&self, params: &SamplingParams, generated: u32) -> Emitted {
+    fn next(&self, params: &SamplingParams, generated: u32, mask: Option<&Mask>) -> Emitted {
         let early = generated < params.min_tokens;
-        let allowed = |id: &TokenId| {
-            !(params.suppressed.contains(id) || early && params.stop_tokens.contains(id))
+        let allowed = |id: &TokenId| match mask {
+            Some(mask) => mask.allows(*id),
+            None => !(params.suppressed.contains(id) || early && params.stop_tokens.contains(id)),
         };
         let (before, last) = self.pair;
         let pair = mix((u64::from(before) << 32) | u64::from(last));
@@ -574,6 +593,7 @@ mod tests {
                 history: Vec::new(),
                 prompt_len,
                 next_drafts: 2,
+                masks: Vec::new(),
             }),
         }
     }

@@ -36,6 +36,8 @@ pub struct Limits {
     pub sliding_blocks: usize,
     /// Keys a sliding layer sees, the query's own included.
     pub window: usize,
+    /// Whether a row's choice can be confined to a mask: what a grammar needs.
+    pub masks: bool,
 }
 
 /// A failed step. Nothing of it counts: the scheduler may run it again.

@@ -82,6 +82,7 @@ pub(super) struct Generation {
     /// What a successor needs besides `started` to go on with it.
     pub(super) priority: Priority,
     pub(super) cache_salt: String,
+    pub(super) grammar: Arc<str>,
     pub(super) note: Arc<[u8]>,
     pub(super) started: Started,
     log: Mutex<Log>,
@@ -132,6 +133,7 @@ impl Generation {
             owner: request.owner.as_str().into(),
             priority: request.priority,
             cache_salt: request.cache_salt.clone(),
+            grammar: request.grammar.clone(),
             note: request.note.clone(),
             started,
             log: Mutex::new(log),

@@ -232,6 +232,7 @@ impl Engine {
                 owner: begin.owner,
                 cache_salt: begin.cache_salt,
                 stop_strings: begin.stop_strings,
+                grammar: begin.grammar.into(),
                 note: begin.note.into(),
                 ..Request::new(begin.prompt, begin.params)
             };

@@ -174,6 +174,7 @@ impl Logs {
             params: (*started.params).clone(),
             draft: started.draft,
             stop_strings: started.stop_strings.to_vec(),
+            grammar: (*generation.grammar).to_owned(),
             note: generation.note.to_vec(),
         };
         let tokens = generation.tokens();

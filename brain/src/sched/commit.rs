@@ -73,6 +73,13 @@ impl Scheduler {
                 return bad("an accepted token is not the draft".into());
             }
             let in_vocabulary = |id: TokenId| (id as usize) < self.limits.vocab_size;
+            let masks = sample.masks.iter().zip(&result.tokens);
+            if let Some((_, token)) = masks
+                .into_iter()
+                .find(|(mask, token)| !mask.allows(token.id))
+            {
+                return bad(format!("token {} breaks its row's mask", token.id));
+            }
             if !result.tokens.iter().all(|token| in_vocabulary(token.id))
                 || !result.drafts.iter().all(|&id| in_vocabulary(id))
             {
@@ -134,10 +141,19 @@ impl Scheduler {
         let right = tokens.len() - 1;
         // Inputs whose keys and values stand: all that were known, and the drafts that were right.
         let written = rows.start + rows.tokens.len() - sample.drafts + right;
-        resident.drafts = result.drafts;
         let asked = std::mem::replace(&mut sequence.asked, sample.next_drafts);
         self.counters.depth_changes += u64::from(asked != sample.next_drafts);
         let looked_up = resident.looked_up.take();
+        // What had to come says nothing about who drafts; what could not come does.
+        let own = resident
+            .drafts
+            .len()
+            .saturating_sub(std::mem::take(&mut resident.forced));
+        let cut = std::mem::take(&mut resident.cut) && sample.drafts >= own;
+        let own = own.min(sample.drafts);
+        self.counters.forced_tokens += (sample.drafts - own) as u64;
+        self.counters.cut_drafts += u64::from(cut);
+        resident.drafts = result.drafts;
 
         let (kept, end) = sequence.append(now, &tokens);
         tokens.truncate(kept);
@@ -152,17 +168,23 @@ impl Scheduler {
             resident.table.slide(&mut self.pools, computed);
         }
         // Drafts behind a stop say nothing about the drafter.
-        let judged = if kept <= right { kept } else { sample.drafts };
+        let judged = match kept <= right {
+            true => kept.min(own),
+            false => own + usize::from(cut),
+        };
+        let right_of_own = accepted.min(own);
         match looked_up {
             Some((kind, _)) => {
                 let everyone = &mut self.everyones_lookups;
-                sequence.lookups.observe(everyone, kind, judged, accepted);
+                sequence
+                    .lookups
+                    .observe(everyone, kind, judged, right_of_own);
                 self.counters.looked_up_tokens += sample.drafts as u64;
                 self.counters.looked_up_accepted += accepted as u64;
             }
             None => {
-                sequence.depth.observe(judged, accepted);
-                self.everyone.observe(judged, accepted);
+                sequence.depth.observe(judged, right_of_own);
+                self.everyone.observe(judged, right_of_own);
             }
         }
         sequence.usage.drafted += sample.drafts;
@@ -171,6 +193,9 @@ impl Scheduler {
         self.counters.drafted_tokens += sample.drafts as u64;
         self.counters.accepted_tokens += accepted as u64;
         self.counters.generated_tokens += kept as u64;
+        if !sample.masks.is_empty() {
+            self.counters.constrained_tokens += kept as u64;
+        }
         self.counters.rounds += 1;
         events.push(Event::Tokens {
             seq: rows.seq,

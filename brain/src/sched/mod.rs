@@ -6,10 +6,12 @@
 pub mod below;
 pub mod blocks;
 pub mod commit;
+pub mod constraint;
 pub mod cost;
 pub mod depth;
 pub mod fair;
 pub mod image;
+pub mod mask;
 pub mod math;
 pub mod ngram;
 pub mod philox;

@@ -20,8 +20,8 @@ use super::{
 const LONGEST_STEP: f64 = 2.5;
 /// Rows of prefill beside sequences that decode, before anything was measured.
 const UNMEASURED_ROWS: usize = 16;
-/// Drafts that are looked up for a round, at most: more than any drafter makes, no executor checks.
-const MOST_LOOKED_UP: usize = 8;
+/// Drafts of a round, whoever makes them: more than any drafter makes, no executor checks.
+const MOST_CHECKED: usize = 8;
 
 /// Rows a sequence gets in the step being planned.
 struct Pick {
@@ -122,6 +122,10 @@ impl Scheduler {
             let share = budget.div_ceil(left);
             left -= 1;
             self.look_up(pick.seq, share, batch);
+            if let Some(sequence) = self.seqs.get_mut(&pick.seq) {
+                let at_most = sequence.drafts_at(sequence.tokens.len()).min(share);
+                sequence.constrain_drafts(at_most.min(MOST_CHECKED));
+            }
             let Some((wanted, computed)) = self.seqs.get(&pick.seq).and_then(|sequence| {
                 let resident = sequence.resident.as_ref()?;
                 let allowed = sequence.drafts_at(sequence.tokens.len());
@@ -151,7 +155,7 @@ impl Scheduler {
             DraftDepth::Fixed(depth) => (depth as usize, true),
             DraftDepth::Auto => (usize::MAX, false),
         };
-        let at_most = at_most.min(most).min(MOST_LOOKED_UP);
+        let at_most = at_most.min(most).min(MOST_CHECKED);
         let Some(resident) = sequence.resident.as_mut() else {
             return;
         };
@@ -436,6 +440,7 @@ impl Scheduler {
             },
             prompt_len: sequence.prompt_len,
             next_drafts: self.next_drafts(sequence, batch),
+            masks: sequence.masks(pick.drafts),
         });
         Some(SeqStep {
             seq: pick.seq,

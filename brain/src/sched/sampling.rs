@@ -1,11 +1,12 @@
 //! The definition of sampling: from logits to the token, as every executor must do it.
 //!
-//! Order: penalties, bias, suppressed tokens, stop tokens before `min_tokens`, division by the
-//! temperature, top-k, top-p, min-p, Gumbel noise keyed by (seed, position, token), argmax with
+//! Order: penalties, bias, suppressed tokens, stop tokens before `min_tokens`, the grammar's mask
+//! (which has both of these left out already), division by the temperature, top-k, top-p, min-p, Gumbel noise keyed by (seed, position, token), argmax with
 //! ties to the lowest id. Temperature 0 stops after the suppressions and takes the argmax.
 //! Candidates are ordered by (logit descending, id ascending) and summed in that order.
 
 use super::{
+    mask::Mask,
     math::{exp, ln},
     philox::Noise,
     types::{Logprobs, SamplingParams, TokenId},
@@ -24,6 +25,9 @@ pub struct Context<'a> {
     pub history: &'a [TokenId],
     /// How many of `history` are prompt.
     pub prompt_len: usize,
+    /// The tokens to choose among: what a grammar allows, less what the parameters forbid. `None`:
+    /// the parameters decide alone.
+    pub mask: Option<&'a Mask>,
 }
 
 /// Room to work in, kept between calls.
@@ -55,11 +59,14 @@ pub fn choose(logits: &[f32], context: &Context<'_>, scratch: &mut Scratch) -> T
     adjust(&mut scratch.logits, context, &mut scratch.seen, |id| {
         Some(id as usize)
     });
+    if let Some(mask) = context.mask {
+        apply_mask(&mut scratch.logits, mask);
+    }
     pick(context, scratch, |i| i as TokenId)
 }
 
 /// Chooses among some tokens: `logits[i]` belongs to `ids[i]`, all others are masked. Equal
-/// candidates are ordered by their place in `ids`.
+/// candidates are ordered by their place in `ids`. For drafts: a mask of the context is not read.
 pub fn choose_among(
     logits: &[f32],
     ids: &[TokenId],
@@ -138,9 +145,27 @@ fn adjust(
     } else {
         &[]
     };
-    for &id in p.suppressed.iter().chain(early) {
+    let forbidden = p.suppressed.iter().chain(early);
+    for &id in forbidden.filter(|_| context.mask.is_none()) {
         if let Some(l) = find(id).and_then(|i| logits.get_mut(i)) {
             *l = f32::NEG_INFINITY;
+        }
+    }
+}
+
+/// What is left of a token's logit when it is allowed: never so little that another wins.
+const LEAST_ALLOWED: f32 = -1e30;
+
+/// Leaves the tokens of the mask alone; `logits[id]`.
+fn apply_mask(logits: &mut [f32], mask: &Mask) {
+    let known = mask.vocab().min(logits.len());
+    logits[known..].fill(f32::NEG_INFINITY);
+    for (bits, logits) in mask.words().iter().zip(logits.chunks_mut(32)) {
+        for (bit, l) in logits.iter_mut().enumerate() {
+            *l = match bits >> bit & 1 {
+                1 => l.max(LEAST_ALLOWED),
+                _ => f32::NEG_INFINITY,
+            };
         }
     }
 }

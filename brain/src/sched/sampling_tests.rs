@@ -28,6 +28,7 @@ fn at(params: &SamplingParams, position: u64) -> Context<'_> {
         generated: 0,
         history: &[],
         prompt_len: 0,
+        mask: None,
     }
 }
 
@@ -238,6 +239,50 @@ fn suppressed_biased_and_early_stop_tokens() {
 }
 
 #[test]
+fn a_mask_confines_the_choice_and_replaces_what_is_forbidden() {
+    let base = SamplingParams {
+        temperature: 0.0,
+        suppressed: vec![2],
+        stop_tokens: vec![0],
+        min_tokens: 9,
+        ..params()
+    };
+    let of = |ids: &[TokenId]| {
+        let mut mask = Mask::none(4);
+        ids.iter().for_each(|&id| mask.insert(id));
+        mask
+    };
+    let mut scratch = Scratch::default();
+    let mut pick = |logits: &[f32], p: &SamplingParams, mask: &Mask| {
+        let context = Context {
+            mask: Some(mask),
+            ..at(p, 5)
+        };
+        choose(logits, &context, &mut scratch)
+    };
+    let logits = [5.0, 4.0, 3.0, 2.0];
+    assert_eq!(pick(&logits, &base, &of(&[1, 3])), 1);
+    assert_eq!(pick(&logits, &base, &of(&[0, 3])), 0, "it says so itself");
+    for temperature in [0.0, 1e-5, 0.7, 2.0] {
+        let p = SamplingParams {
+            temperature,
+            logit_bias: [(3, -100.0)].into(),
+            ..base.clone()
+        };
+        for hopeless in [f32::NEG_INFINITY, f32::NAN, f32::MIN] {
+            let logits = [5.0, hopeless, 3.0, hopeless];
+            let token = pick(&logits, &p, &of(&[1, 3]));
+            assert!([1, 3].contains(&token), "{temperature} {hopeless}: {token}");
+        }
+    }
+    assert_eq!(
+        pick(&[1.0; 6], &base, &of(&[3])),
+        3,
+        "more logits than bits"
+    );
+}
+
+#[test]
 fn logprobs_are_of_the_raw_distribution() {
     let probabilities = [0.1, 0.6, 0.05, 0.25];
     let logits: Vec<f32> = logits_of(&probabilities).iter().map(|l| l + 3.0).collect();
@@ -330,7 +375,7 @@ proptest! {
             suppressed: history.clone(),
             ..params()
         };
-        let context = Context { params: &p, position: 3, generated: 0, history: &history, prompt_len };
+        let context = Context { params: &p, position: 3, generated: 0, history: &history, prompt_len, mask: None };
         let mut scratch = Scratch::default();
         let token = choose(&logits, &context, &mut scratch);
         prop_assert!((token as usize) < logits.len().max(1));

@@ -5,8 +5,10 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    constraint::{Broken, Checked, Constrained},
     depth::Depth,
     fair::{Account, Priority},
+    mask::Mask,
     ngram::{Kind, Lookups},
     prefix::AnchorId,
     request::{FinishReason, Request, StopCheck, ValidRequest, end_after},
@@ -67,6 +69,10 @@ pub(super) struct Resident {
     pub(super) drafts: Vec<TokenId>,
     /// They were looked up, and are likely to be right to this share.
     pub(super) looked_up: Option<(Kind, f64)>,
+    /// How many of the drafts come last and are the only tokens that the constraint allows.
+    pub(super) forced: usize,
+    /// A draft was cut for breaking the constraint.
+    pub(super) cut: bool,
 }
 
 pub(super) struct Sequence {
@@ -82,6 +88,8 @@ pub(super) struct Sequence {
     pub(super) params: Arc<SamplingParams>,
     pub(super) draft: DraftDepth,
     stop_check: Option<Box<dyn StopCheck>>,
+    /// What the answer must keep to.
+    constrained: Option<Constrained>,
     /// Prompt and answer.
     pub(super) tokens: TokenList,
     pub(super) prompt_len: usize,
@@ -108,7 +116,12 @@ impl Sequence {
         fingerprint: &str,
         stride: usize,
     ) -> Self {
-        let ValidRequest { request, limit, .. } = valid;
+        let ValidRequest {
+            request,
+            limit,
+            constrained,
+            ..
+        } = valid;
         let Request {
             prompt,
             params,
@@ -135,6 +148,7 @@ impl Sequence {
             params,
             draft,
             stop_check,
+            constrained,
             tokens,
             prompt_len: prompt.len(),
             limit,
@@ -195,6 +209,8 @@ impl Sequence {
             computed,
             drafts: Vec::new(),
             looked_up: None,
+            forced: 0,
+            cut: false,
         });
     }
 
@@ -222,7 +238,40 @@ impl Sequence {
                 return (index + 1, end);
             }
         }
-        (emitted.len(), None)
+        let generated = self.generated();
+        let ids = emitted.iter().map(|token| token.id);
+        let kept_to = match &mut self.constrained {
+            Some(constrained) => constrained.advance(&self.params, ids, generated),
+            None => Ok(()),
+        };
+        let end = kept_to.err().map(|Broken(why)| FinishReason::Failed(why));
+        (emitted.len(), end)
+    }
+
+    /// Cuts the drafts that the constraint forbids, and adds those that must come, `at_most` in all.
+    pub(super) fn constrain_drafts(&mut self, at_most: usize) {
+        let generated = self.generated();
+        let forced_to = match self.draft {
+            DraftDepth::Fixed(depth) => at_most.min(depth as usize),
+            DraftDepth::Auto => at_most,
+        };
+        let (Some(constrained), Some(resident)) = (&mut self.constrained, &mut self.resident)
+        else {
+            return;
+        };
+        let made = &resident.drafts[..resident.drafts.len().min(at_most)];
+        let Checked {
+            drafts,
+            forced,
+            cut,
+        } = constrained.check(&self.params, made, forced_to, generated);
+        (resident.drafts, resident.forced, resident.cut) = (drafts, forced, cut);
+    }
+
+    /// What the rows of a round with so many drafts may emit.
+    pub(super) fn masks(&self, drafts: usize) -> Vec<Arc<Mask>> {
+        let constrained = self.constrained.as_ref();
+        constrained.map_or_else(Vec::new, |constrained| constrained.masks(drafts))
     }
 
     /// What is reported when it ends now.

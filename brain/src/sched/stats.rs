@@ -49,6 +49,12 @@ pub struct Stats {
     pub looked_up_tokens: u64,
     /// Of these, emitted.
     pub looked_up_accepted: u64,
+    /// Drafts checked because a grammar allowed no other token.
+    pub forced_tokens: u64,
+    /// Drafts that were cut, with those behind them, for breaking a grammar.
+    pub cut_drafts: u64,
+    /// Tokens emitted under a grammar.
+    pub constrained_tokens: u64,
     /// Rounds: times that a sequence emitted.
     pub rounds: u64,
     /// Steps committed.

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
+use super::mask::Mask;
+
 /// A token of the vocabulary.
 pub type TokenId = u32;
 
@@ -156,6 +158,9 @@ pub struct SampleStep {
     pub prompt_len: usize,
     /// Drafts wanted for the next round.
     pub next_drafts: usize,
+    /// What the answer must keep to: the tokens that each of the `1 + drafts` rows may emit, those
+    /// that are suppressed or stop too early left out already. Empty: any token.
+    pub masks: Vec<Arc<Mask>>,
 }
 
 /// What a step computed, in the order of [`Step::seqs`].

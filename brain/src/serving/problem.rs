@@ -44,9 +44,10 @@ fn refused(reject: &Reject) -> Problem {
         Reject::Sampling("logprobs", _) => Problem::invalid("spec.logprobs", message),
         Reject::Sampling(field, _) => Problem::invalid(format!("spec.sampling.{field}"), message),
         Reject::StopCheck => Problem::invalid("spec.sampling.stop", message),
-        Reject::ReceivedTooLong { .. } | Reject::ReceivedPastStop { .. } => {
-            Problem::invalid("spec.received_tokens", message)
-        }
+        Reject::NoMasks | Reject::Grammar(_) => Problem::invalid("spec.form", message),
+        Reject::ReceivedTooLong { .. }
+        | Reject::ReceivedPastStop { .. }
+        | Reject::ReceivedOffGrammar { .. } => Problem::invalid("spec.received_tokens", message),
     }
 }
 

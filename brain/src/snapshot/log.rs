@@ -37,6 +37,8 @@ pub struct Begin {
     pub draft: DraftDepth,
     /// Texts that end it.
     pub stop_strings: Vec<String>,
+    /// The form its answer must have; empty: any.
+    pub grammar: String,
     /// The front end's own.
     pub note: Vec<u8>,
 }
@@ -182,6 +184,7 @@ mod tests {
             params: SamplingParams::greedy(9),
             draft: DraftDepth::Auto,
             stop_strings: vec!["end".into()],
+            grammar: "a grammar".into(),
             note: vec![7],
         }
     }

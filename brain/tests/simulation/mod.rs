@@ -17,8 +17,10 @@ use brain::{
         fake::{FakeExecutor, FakeOptions},
     },
     sched::{
+        constraint::{Broken, Constraint},
         fair::Priority,
         image::AnchorImage,
+        mask::Mask,
         prefix::CacheConfig,
         request::{FinishReason, Request},
         scheduler::{Event, SchedConfig, Scheduler, Submitted},
@@ -47,6 +49,7 @@ pub struct Plan {
     pub owner: u8,
     pub max_tokens: u32,
     pub sampling: u64,
+    pub rules: Rules,
     pub draft: DraftDepth,
     pub run: u8,
     /// Of its run.
@@ -57,6 +60,74 @@ pub struct Plan {
     pub held: usize,
     pub arrives: usize,
     pub cancelled_after: Option<usize>,
+}
+
+/// Which tokens may follow which: a grammar for a vocabulary of 50 without meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rules {
+    /// Any tokens.
+    None,
+    /// Two of three tokens may follow any other.
+    Loose,
+    /// After every few tokens, one alone may come.
+    Forced,
+    /// Two tokens may follow any other.
+    Tight,
+}
+
+impl Rules {
+    /// Puts what may come behind these generated tokens into a mask. 1 and 2 are the stop tokens.
+    fn allowed(self, generated: &[TokenId], mask: &mut Mask) {
+        let last = generated.last().copied().unwrap_or(50);
+        let may = |id: TokenId| match self {
+            Self::None => true,
+            Self::Loose => !(id * 7 + last).is_multiple_of(3),
+            Self::Forced if last.is_multiple_of(3) => id == (last * 5 + 11) % 47 + 3,
+            Self::Forced => (id + last) % 5 < 3,
+            Self::Tight => id == (last * 3 + 5) % 50 || id == (last + 20) % 50,
+        };
+        (0..50).filter(|&id| may(id)).for_each(|id| mask.insert(id));
+    }
+
+    /// What the masks are that sampling needs, with what parameters forbid left out.
+    fn mask(self, params: &SamplingParams, generated: &[Emitted]) -> Option<Mask> {
+        let ids: Vec<TokenId> = generated.iter().map(|token| token.id).collect();
+        let mut mask = Mask::none(50);
+        self.allowed(&ids, &mut mask);
+        let mut later = mask.clone();
+        params.stop_tokens.iter().for_each(|&id| later.remove(id));
+        let early = ids.len() < params.min_tokens as usize && !later.is_empty();
+        (self != Self::None).then_some(if early { later } else { mask })
+    }
+}
+
+/// Rules in step with an answer.
+struct Ruled {
+    rules: Rules,
+    generated: Vec<TokenId>,
+}
+
+impl Constraint for Ruled {
+    fn allowed(&mut self, mask: &mut Mask) -> Result<(), Broken> {
+        self.rules.allowed(&self.generated, mask);
+        Ok(())
+    }
+
+    fn advance(&mut self, token: TokenId) -> Result<(), Broken> {
+        let mut mask = Mask::none(50);
+        self.rules.allowed(&self.generated, &mut mask);
+        if !mask.allows(token) {
+            return Err(Broken(format!("{token} is against the rules")));
+        }
+        self.generated.push(token);
+        Ok(())
+    }
+
+    fn rewind(&mut self, count: usize) -> Result<(), Broken> {
+        let left = self.generated.len().checked_sub(count);
+        self.generated.truncate(left.unwrap());
+        Ok(())
+    }
 }
 
 /// What a prompt begins with.
@@ -126,6 +197,7 @@ pub fn world() -> impl Strategy<Value = World> {
                                 full_block_bytes: 3,
                                 sliding_block_bytes: 5,
                                 window,
+                                masks: true,
                             },
                             config: SchedConfig {
                                 chunk,
@@ -158,6 +230,16 @@ pub fn beginning() -> impl Strategy<Value = Beginning> {
     ]
 }
 
+/// Half of all requests have none.
+const RULES: [Rules; 6] = [
+    Rules::None,
+    Rules::None,
+    Rules::None,
+    Rules::Loose,
+    Rules::Forced,
+    Rules::Tight,
+];
+
 pub fn plan() -> impl Strategy<Value = Plan> {
     let draft = prop_oneof![
         Just(DraftDepth::Auto),
@@ -168,7 +250,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
         beginning(),
         0u8..8,
         1u32..40,
-        0u64..6,
+        (0u64..6, prop::sample::select(RULES.to_vec())),
         draft,
         (0u8..3, -4i32..5),
         (
@@ -184,7 +266,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
                 begins,
                 owner,
                 max_tokens,
-                sampling,
+                (sampling, rules),
                 draft,
                 (run, priority),
                 (received, held),
@@ -197,6 +279,7 @@ pub fn plan() -> impl Strategy<Value = Plan> {
                     owner,
                     max_tokens,
                     sampling,
+                    rules,
                     draft,
                     run,
                     priority,
@@ -358,7 +441,9 @@ impl Simulation {
             return Ok(());
         }
         let room = plan.max_tokens.min((max_len - prompt.len()) as u32);
-        let expected = self.fake.expected(&prompt, &params(plan.sampling, room));
+        let params = params(plan.sampling, room);
+        let masks = |generated: &[Emitted]| plan.rules.mask(&params, generated);
+        let expected = self.fake.expected_within(&prompt, &params, masks);
         let received = plan.received * expected.len() / 16;
         let request = request(plan, &prompt, &expected[..received]);
         let valid = request.validate(self.scheduler.limits(), max_len).unwrap();
@@ -556,8 +641,19 @@ fn request(plan: &Plan, prompt: &[TokenId], received: &[Emitted]) -> Request {
         0 => String::new(),
         run => format!("run{run}"),
     };
+    let ruled = || Ruled {
+        rules: plan.rules,
+        generated: Vec::new(),
+    };
+    let constraint = (plan.rules != Rules::None).then(|| Box::new(ruled()) as _);
     Request {
         draft: plan.draft,
+        grammar: match plan.rules {
+            Rules::None => String::new(),
+            rules => format!("{rules:?}"),
+        }
+        .into(),
+        constraint,
         run_id,
         priority: Priority::new(plan.priority).unwrap(),
         owner: format!("{}", plan.owner / 6),
@@ -601,6 +697,7 @@ pub fn plain(prompt: Vec<TokenId>, max_tokens: u32, run: u8) -> Plan {
         owner: 0,
         max_tokens,
         sampling: 1,
+        rules: Rules::None,
         draft: DraftDepth::Auto,
         run,
         priority: 0,

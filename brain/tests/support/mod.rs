@@ -218,6 +218,7 @@ impl Sequence {
             },
             prompt_len: self.prompt_len,
             next_drafts,
+            masks: Vec::new(),
         }
     }
 

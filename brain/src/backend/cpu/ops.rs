@@ -539,6 +539,7 @@ impl Ops for CpuOps {
                     generated: seq.generated + j as u32,
                     history: &seq.history,
                     prompt_len: seq.prompt_len,
+                    mask: seq.masks.get(j).map(|mask| &**mask),
                 };
                 let logits = logits.row(row);
                 let id = sampling::choose(logits, &context, scratch);
@@ -607,6 +608,7 @@ impl Ops for CpuOps {
                 generated: seq.generated + (seq.emitted.len() + seq.drafts.len()) as u32,
                 history: &seq.history,
                 prompt_len: seq.prompt_len,
+                mask: None,
             };
             let id = match clusters {
                 None => sampling::choose(logits.row(i), &context, scratch),
