@@ -10,6 +10,7 @@ pub mod callers;
 pub mod cli;
 pub mod commands;
 pub mod config;
+pub mod constrain;
 pub mod demo;
 pub mod engine;
 pub mod error;

@@ -8,13 +8,14 @@ use super::{
     template::{Template, TemplateError},
     tokenizer::Tokenizer,
 };
-use crate::sched::types::TokenId;
+use crate::{constrain::Grammars, sched::types::TokenId};
 
 /// Everything that turns messages into tokens and back for one model.
 pub struct TextModel {
     tokenizer: Arc<Tokenizer>,
     template: Template,
     prompts: GenerationPrompts,
+    grammars: Grammars,
 }
 
 impl TextModel {
@@ -22,6 +23,7 @@ impl TextModel {
     pub fn new(tokenizer: Arc<Tokenizer>, template: Template) -> Result<Self, TemplateError> {
         let prompts = GenerationPrompts::of(&template)?;
         Ok(Self {
+            grammars: Grammars::new(tokenizer.clone()),
             tokenizer,
             template,
             prompts,
@@ -36,6 +38,11 @@ impl TextModel {
     /// The chat template.
     pub fn template(&self) -> &Template {
         &self.template
+    }
+
+    /// Compiles the forms that answers must have.
+    pub fn grammars(&self) -> &Grammars {
+        &self.grammars
     }
 
     /// The tokens of a conversation.
