@@ -79,6 +79,55 @@ async fn bad_requests_get_a_code_a_reason_and_a_field() {
         ),
         (
             "new",
+            other(|s| s.form = Some(pb::Form::default())),
+            Code::InvalidArgument,
+            Reason::InvalidField,
+            "spec.form",
+        ),
+        (
+            "new",
+            other(|s| {
+                let schema = r#"{"properties":{"a":{"not":{}}}}"#.into();
+                s.form = Some(pb::Form {
+                    answer: Some(pb::form::Answer::JsonSchema(schema)),
+                    tool_calls: None,
+                });
+            }),
+            Code::InvalidArgument,
+            Reason::InvalidField,
+            "spec.form.json_schema.properties.a.not",
+        ),
+        (
+            "new",
+            other(|s| {
+                s.form = Some(pb::Form {
+                    answer: None,
+                    tool_calls: Some(pb::ToolCalls::default()),
+                });
+            }),
+            Code::InvalidArgument,
+            Reason::InvalidField,
+            "spec.form.tool_calls",
+        ),
+        (
+            "new",
+            other(|s| {
+                s.received_tokens = vec![3];
+                s.sampling = Some(pb::Sampling {
+                    ignore_eos: None,
+                    ..sampling(9)
+                });
+                s.form = Some(pb::Form {
+                    answer: Some(pb::form::Answer::Regex("a".into())),
+                    tool_calls: None,
+                });
+            }),
+            Code::InvalidArgument,
+            Reason::InvalidField,
+            "spec.received_tokens",
+        ),
+        (
+            "new",
             other(|s| s.logprobs = 22),
             Code::InvalidArgument,
             Reason::InvalidField,

@@ -199,12 +199,6 @@ async fn bad_requests_are_answered_with_what_is_wrong_and_where() {
             400,
             "top_logprobs",
         ),
-        (
-            json!({"response_format": {"type": "json_object"}}),
-            400,
-            "response_format",
-        ),
-        (json!({"guided_json": {}}), 400, "guided_json"),
         (json!({"tool_choice": "required"}), 400, "tool_choice"),
         (json!({"reasoning_effort": "huge"}), 400, "reasoning_effort"),
         (

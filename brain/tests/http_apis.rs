@@ -217,7 +217,11 @@ async fn errors_of_anthropics_routes_have_anthropics_shape() {
             json!({"messages": [{"role": "user", "content": 5}]}),
             "messages[0].content",
         ),
-        (json!({"tool_choice": {"type": "any"}}), "tool_choice.type"),
+        (
+            json!({"tool_choice": {"type": "any"}}),
+            "there are no tools",
+        ),
+        (json!({"tool_choice": {"type": "tool"}}), "tool_choice.name"),
         (json!({"thinking": {"type": "loud"}}), "thinking.type"),
         (
             json!({"tools": [{"type": "web_search_1", "name": "x"}]}),
@@ -361,7 +365,7 @@ async fn a_response_streams_what_the_whole_one_says() {
         (json!({"background": true}), "background"),
         (
             json!({"text": {"format": {"type": "json_schema"}}}),
-            "text.format",
+            "text.format.schema",
         ),
         (json!({"input": 5}), "input"),
         (

@@ -23,6 +23,7 @@ use super::{
     error::ApiError,
     fields::{SamplingFields, check_refusals},
     finish::{Finish, fingerprint},
+    form::{self, Asked},
     generation::{self, Ask, Choice, MAX_CHOICES},
     identity::RequestId,
     logprobs,
@@ -95,6 +96,7 @@ pub(super) struct CompletionRequest {
     echo: bool,
     logprobs: Option<u32>,
     sampling: pb::Sampling,
+    form: Option<Asked>,
     n: usize,
 }
 
@@ -142,6 +144,7 @@ impl CompletionRequest {
             echo,
             logprobs: fields.logprobs,
             sampling,
+            form: form::asked(body)?,
             n,
         })
     }
@@ -169,6 +172,10 @@ impl CompletionRequest {
             cache_salt: self.deliver.cache_salt(),
             priority: self.deliver.priority,
             logprobs: self.logprobs.map_or(0, |top| 1 + top),
+            form: self.form.as_ref().map(|asked| pb::Form {
+                answer: Some(asked.answer.clone()),
+                tool_calls: None,
+            }),
             ..pb::GenerationSpec::default()
         };
         Ok(Ask {
@@ -177,6 +184,10 @@ impl CompletionRequest {
             n: self.n,
             from: self.deliver.from,
             resumable: self.deliver.resumable,
+            form_path: self
+                .form
+                .as_ref()
+                .map_or_else(String::new, |asked| asked.path.clone()),
         })
     }
 

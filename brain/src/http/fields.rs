@@ -138,34 +138,22 @@ fn is_one(value: &Value) -> bool {
     value.as_f64() == Some(1.0)
 }
 
-fn is_plain_text(value: &Value) -> bool {
-    value.get("type").and_then(Value::as_str) == Some("text")
-}
-
 fn is_text_alone(value: &Value) -> bool {
     value
         .as_array()
         .is_some_and(|all| all.iter().all(|one| one == "text"))
 }
 
-const NO_GRAMMAR: &str =
-    "output cannot be constrained to a grammar; ask for the form in the prompt";
+const OTHER_GRAMMAR: &str =
+    "give `response_format`, or `structured_outputs` with json, regex, choice or a Lark grammar";
 const TEXT_ONLY: &str = "this model reads and writes text alone";
 
 /// What no endpoint offers. A client that sends one would not see that its answer is without it.
 const REFUSALS: &[Refusal] = &[
-    refuse("response_format", is_plain_text, NO_GRAMMAR),
-    refuse("structured_outputs", is_empty, NO_GRAMMAR),
-    refuse("guided_json", never, NO_GRAMMAR),
-    refuse("guided_regex", never, NO_GRAMMAR),
-    refuse("guided_choice", never, NO_GRAMMAR),
-    refuse("guided_grammar", never, NO_GRAMMAR),
-    refuse("guided_whitespace_pattern", never, NO_GRAMMAR),
-    refuse("structural_tag", never, NO_GRAMMAR),
-    refuse("json_schema", never, NO_GRAMMAR),
-    refuse("regex", never, NO_GRAMMAR),
-    refuse("ebnf", never, NO_GRAMMAR),
-    refuse("grammar", never, NO_GRAMMAR),
+    refuse("guided_whitespace_pattern", never, OTHER_GRAMMAR),
+    refuse("structural_tag", never, OTHER_GRAMMAR),
+    refuse("ebnf", never, OTHER_GRAMMAR),
+    refuse("grammar", never, OTHER_GRAMMAR),
     refuse("functions", is_empty, "give `tools` instead"),
     refuse(
         "function_call",
@@ -220,7 +208,6 @@ const REFUSALS: &[Refusal] = &[
     ),
     refuse("chat_template", never, "the checkpoint's template is used"),
     refuse("documents", is_empty, "put them into a message"),
-    refuse("output_format", never, NO_GRAMMAR),
     refuse("mcp_servers", is_empty, "tools are run by the client"),
     refuse(
         "return_tokens_as_token_ids",

@@ -33,6 +33,31 @@ pub(super) struct Ask {
     pub(super) from: usize,
     /// Goes on when the client goes away.
     pub(super) resumable: bool,
+    /// The field that describes the answer's form; empty without one.
+    pub(super) form_path: String,
+}
+
+impl Ask {
+    /// An error at the form as the client wrote it.
+    fn located(&self, error: ApiError) -> ApiError {
+        let path = error.param.as_deref().and_then(|param| {
+            let within = param.strip_prefix("form")?;
+            if within.starts_with(".tool_calls") || self.form_path.is_empty() {
+                return Some("tool_choice".to_owned());
+            }
+            // Behind the kind of form, which the client's own path names in its own way.
+            let kind = within.strip_prefix('.').unwrap_or_default();
+            let behind = kind.find(['.', '[']).map_or("", |end| &kind[end..]);
+            Some(format!("{}{behind}", self.form_path))
+        });
+        match path {
+            Some(path) => ApiError {
+                param: Some(path),
+                ..error
+            },
+            None => error,
+        }
+    }
 }
 
 /// One choice that is being generated.
@@ -80,7 +105,10 @@ pub(super) async fn start(
         let opened = serving
             .open(&id, Some(spec), ask.from)
             .await
-            .map_err(|problem| ApiError::from_problem(problem, serving.engine.max_len()))?;
+            .map_err(|problem| {
+                let error = ApiError::from_problem(problem, serving.engine.max_len());
+                ask.located(error)
+            })?;
         Ok(Choice::new(serving, index, id, opened, ask.resumable))
     });
     try_join_all(choices).await

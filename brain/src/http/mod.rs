@@ -16,6 +16,7 @@ mod deliver;
 mod error;
 mod fields;
 mod finish;
+mod form;
 mod generation;
 mod health;
 mod identity;

@@ -8,7 +8,7 @@ use marathon_proto::{
 };
 use serde_json::{Map, Value};
 
-use super::{Serving, conversation, problem, sampling, size};
+use super::{Serving, conversation, form, problem, sampling, size};
 use crate::{
     engine::Started,
     sched::{fair::Priority, request::Request, types::TokenId},
@@ -49,6 +49,11 @@ pub(super) fn lower(
         ));
     }
     size::check_run_id(&spec.run_id)?;
+    let known = match &spec.prompt {
+        Some(Prompt::Conversation(conversation)) => &conversation.tools[..],
+        _ => &[],
+    };
+    let form = form::form(spec.form, known)?;
     let (prompt, tools, given_as_ids) = prompt(serving, spec.prompt)?;
     let scope = sampling::Scope {
         facts,
@@ -68,6 +73,9 @@ pub(super) fn lower(
         ..Request::new(prompt.clone(), resolved.params)
     };
     revive(&serving.text, &mut request);
+    if let Some(form) = form {
+        form::apply(&serving.text, &form, &mut request)?;
+    }
     let prompt_ids = if given_as_ids { Vec::new() } else { prompt };
     Ok(Lowered {
         request,
@@ -90,8 +98,8 @@ fn note_of(tools: &[Tool]) -> Arc<[u8]> {
     serde_json::to_vec(&noted).unwrap_or_default().into()
 }
 
-/// Gives a request what is made from its stop strings and its note: the check for stops, and what
-/// readers need.
+/// Gives a request what is made from its stop strings, its grammar and its note: the check for
+/// stops, the constraint, and what readers need.
 pub(crate) fn revive(text: &TextModel, request: &mut Request) {
     request.stop_check = (!request.stop_strings.is_empty()).then(|| {
         Box::new(StopStrings::new(
@@ -100,6 +108,7 @@ pub(crate) fn revive(text: &TextModel, request: &mut Request) {
             request.params.min_tokens,
         )) as _
     });
+    form::revive(text, request);
     let noted: Vec<NotedTool> = serde_json::from_slice(&request.note).unwrap_or_default();
     let tools = noted.into_iter().map(|(name, parameters)| Tool {
         name,

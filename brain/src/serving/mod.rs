@@ -9,6 +9,7 @@
 //! [`GenerationSpec`]: marathon_proto::brain::GenerationSpec
 
 pub(crate) mod conversation;
+mod form;
 pub(crate) mod lower;
 mod open;
 pub(crate) mod problem;

@@ -209,6 +209,7 @@ impl BrainClient {
         let request = wire::GenerateRequest {
             generation_id: spec.generation.clone(),
             spec: Some(wire::GenerationSpec {
+                form: None,
                 prompt: Some(wire::generation_spec::Prompt::PromptTokens(prompt)),
                 sampling: Some(sampling),
                 run_id: spec.run.clone(),

@@ -162,6 +162,7 @@ fn declared(tools: &Toolbox) -> Vec<Tool> {
         name: tool.name,
         description: tool.description,
         parameters_json: tool.parameters_json,
+        strict: false,
     };
     tools.declarations().into_iter().map(tool).collect()
 }

@@ -11,9 +11,10 @@ use super::{
         deliver::Deliver,
         error::ApiError,
         fields::{SamplingFields, check_refusals},
+        form,
         generation::{Ask, MAX_CHOICES},
         identity::RequestId,
-        turn::{Calls, Turn},
+        turn::Turn,
     },
     messages::{self, ChatMessage},
     tools::{self, ChatTool, ToolChoice},
@@ -73,11 +74,7 @@ impl ChatRequest {
         let deliver = Deliver::parse(body, headers, id, n)?;
         let choice = ToolChoice::parse(body.get("tool_choice"))?;
         let tools = tools::lower(fields.tools.unwrap_or_default())?;
-        let calls = match choice {
-            ToolChoice::None => Calls::None,
-            ToolChoice::Auto if fields.parallel_tool_calls == Some(false) => Calls::One,
-            ToolChoice::Auto => Calls::Any,
-        };
+        let calls = choice.calls(fields.parallel_tool_calls != Some(false));
         let effort = fields
             .reasoning_effort
             .or(fields.reasoning.and_then(|reasoning| reasoning.effort));
@@ -89,6 +86,7 @@ impl ChatRequest {
             reasoning: fields.include_reasoning.unwrap_or(true),
             logprobs,
             turn: Turn {
+                form: form::asked(body)?,
                 conversation: pb::Conversation {
                     messages: messages::lower(fields.messages)?,
                     tools,
@@ -97,7 +95,8 @@ impl ChatRequest {
                 sampling: body.view::<SamplingFields>()?.into_contract()?,
                 calls,
                 logprobs: if logprobs { 1 + top } else { 0 },
-            },
+            }
+            .checked()?,
             n,
             deliver,
         })
@@ -111,6 +110,7 @@ impl ChatRequest {
             n: self.n,
             from: self.deliver.from,
             resumable: self.deliver.resumable,
+            form_path: self.turn.form_path(),
         }
     }
 }

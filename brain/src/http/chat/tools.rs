@@ -4,7 +4,7 @@ use marathon_proto::brain as pb;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::super::error::ApiError;
+use super::super::{error::ApiError, turn::Calls};
 
 /// Tools of one request, at most.
 const MAX_TOOLS: usize = 1024;
@@ -26,15 +26,17 @@ pub(in super::super) struct Function {
 }
 
 /// Whether calls are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) enum ToolChoice {
     /// As the model thinks fit.
     Auto,
     /// Not at all.
     None,
+    /// At least one call.
+    Required,
+    /// One call of this tool.
+    Named(String),
 }
-
-const NO_FORCE: &str = "a call cannot be forced: give `auto` or `none`";
 
 impl ToolChoice {
     /// Reads `tool_choice`.
@@ -44,13 +46,37 @@ impl ToolChoice {
             Some(Value::String(word)) => match word.as_str() {
                 "auto" => Ok(Self::Auto),
                 "none" => Ok(Self::None),
-                "required" | "any" => Err(ApiError::unsupported("tool_choice", NO_FORCE)),
+                "required" | "any" => Ok(Self::Required),
                 other => {
-                    let what = format!("`tool_choice` is {other:.60?}: give `auto` or `none`");
+                    let what = format!(
+                        "`tool_choice` is {other:.60?}: give auto, none, required or a function"
+                    );
                     Err(ApiError::invalid("tool_choice", what))
                 }
             },
-            Some(_) => Err(ApiError::unsupported("tool_choice", NO_FORCE)),
+            Some(choice) => {
+                let function = choice.get("type").is_some_and(|kind| kind == "function");
+                // Responses have the name beside the type, chat completions in an object.
+                let name = choice.pointer("/function/name").or(choice.get("name"));
+                match name.and_then(Value::as_str) {
+                    Some(name) if function => Ok(Self::Named(name.to_owned())),
+                    _ => {
+                        let why = "give auto, none, required or a function";
+                        Err(ApiError::unsupported("tool_choice", why))
+                    }
+                }
+            }
+        }
+    }
+
+    /// The calls that a turn may have; `parallel`: several at a time.
+    pub(in super::super) fn calls(self, parallel: bool) -> Calls {
+        match self {
+            Self::None => Calls::None,
+            Self::Auto if parallel => Calls::Any,
+            Self::Auto => Calls::One,
+            Self::Required => Calls::Required { single: !parallel },
+            Self::Named(name) => Calls::Named(name),
         }
     }
 }
@@ -87,10 +113,6 @@ pub(in super::super) fn lower(tools: Vec<ChatTool>) -> Result<Vec<pb::Tool>, Api
 
 /// One function as a tool of the contract; `at` is its path.
 pub(in super::super) fn function(at: &str, function: Function) -> Result<pb::Tool, ApiError> {
-    if function.strict == Some(true) {
-        let why = "arguments cannot be constrained to the schema: leave it out or give false";
-        return Err(ApiError::unsupported(format!("{at}.strict"), why));
-    }
     crate::text::conversation::check_name(&format!("`{at}`"), &function.name)
         .map_err(|error| ApiError::invalid(format!("{at}.name"), error.to_string()))?;
     let parameters_json = function
@@ -102,6 +124,7 @@ pub(in super::super) fn function(at: &str, function: Function) -> Result<pb::Too
         name: function.name,
         description: function.description.unwrap_or_default(),
         parameters_json,
+        strict: function.strict.unwrap_or(false),
     })
 }
 
@@ -131,10 +154,6 @@ mod tests {
     #[test]
     fn what_cannot_be_promised_is_refused_with_its_path() {
         for (tools, path) in [
-            (
-                json!([{"type": "function", "function": {"name": "f", "strict": true}}]),
-                "tools[0].function.strict",
-            ),
             (json!([{"type": "web_search"}]), "tools[0].type"),
             (json!([{"type": "function"}]), "tools[0].function"),
             (
@@ -145,9 +164,9 @@ mod tests {
             assert_eq!(lowered(tools).unwrap_err().param.as_deref(), Some(path));
         }
         for choice in [
-            json!("required"),
-            json!({"type": "function", "function": {"name": "f"}}),
             json!("x"),
+            json!({"type": "allowed_tools"}),
+            json!({"type": "function"}),
         ] {
             let error = ToolChoice::parse(Some(&choice)).unwrap_err();
             assert_eq!(error.param.as_deref(), Some("tool_choice"));
@@ -157,5 +176,14 @@ mod tests {
             Ok(ToolChoice::None)
         );
         assert_eq!(ToolChoice::parse(None), Ok(ToolChoice::Auto));
+        for named in [
+            json!({"type": "function", "function": {"name": "f"}}),
+            json!({"type": "function", "name": "f"}),
+        ] {
+            let choice = ToolChoice::parse(Some(&named)).unwrap();
+            assert_eq!(choice.calls(true), Calls::Named("f".into()));
+        }
+        let required = ToolChoice::parse(Some(&json!("required"))).unwrap();
+        assert_eq!(required.calls(false), Calls::Required { single: true });
     }
 }

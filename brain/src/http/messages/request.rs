@@ -12,6 +12,7 @@ use super::{
         deliver::Deliver,
         error::ApiError,
         fields::{SamplingFields, check_refusals},
+        form,
         generation::Ask,
         identity::RequestId,
         turn::{Calls, Turn},
@@ -38,12 +39,14 @@ struct Tool {
     name: String,
     description: Option<String>,
     input_schema: Option<Map<String, Value>>,
+    strict: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Choice {
     #[serde(rename = "type")]
     kind: String,
+    name: Option<String>,
     disable_parallel_tool_use: Option<bool>,
 }
 
@@ -102,6 +105,7 @@ impl MessagesRequest {
             model: fields.model,
             deliver,
             turn: Turn {
+                form: form::asked(body)?,
                 conversation: pb::Conversation {
                     messages: blocks::lower(fields.system, fields.messages)?,
                     tools: tools
@@ -112,7 +116,8 @@ impl MessagesRequest {
                 sampling,
                 calls: calls(fields.tool_choice)?,
                 logprobs: 0,
-            },
+            }
+            .checked()?,
         })
     }
 
@@ -133,6 +138,7 @@ impl MessagesRequest {
             n: 1,
             from: self.deliver.from,
             resumable: self.deliver.resumable,
+            form_path: self.turn.form_path(),
         }
     }
 }
@@ -146,7 +152,7 @@ fn tool(at: &str, tool: Tool) -> Result<pb::Tool, ApiError> {
         name: tool.name,
         description: tool.description,
         parameters: tool.input_schema,
-        strict: None,
+        strict: tool.strict,
     };
     tools::function(at, function)
 }
@@ -159,12 +165,15 @@ fn calls(choice: Option<Choice>) -> Result<Calls, ApiError> {
         ("none", _) => Ok(Calls::None),
         ("auto", Some(true)) => Ok(Calls::One),
         ("auto", _) => Ok(Calls::Any),
-        ("any" | "tool", _) => Err(ApiError::unsupported(
-            "tool_choice.type",
-            "a call cannot be forced: give `auto` or `none`",
-        )),
+        ("any", single) => Ok(Calls::Required {
+            single: single == Some(true),
+        }),
+        ("tool", _) => choice
+            .name
+            .map(Calls::Named)
+            .ok_or_else(|| ApiError::invalid("tool_choice.name", "`tool_choice.name` is missing")),
         (other, _) => {
-            let what = format!("`tool_choice.type` is {other:.60?}: give `auto` or `none`");
+            let what = format!("`tool_choice.type` is {other:.60?}: give auto, any, tool or none");
             Err(ApiError::invalid("tool_choice.type", what))
         }
     }

@@ -15,9 +15,10 @@ use super::{
         deliver::Deliver,
         error::ApiError,
         fields::{SamplingFields, check_refusals},
+        form,
         generation::Ask,
         identity::RequestId,
-        turn::{Calls, Turn},
+        turn::Turn,
     },
     items,
 };
@@ -35,7 +36,6 @@ pub(in super::super) struct Fields {
     store: Option<bool>,
     background: Option<bool>,
     truncation: Option<String>,
-    text: Option<Text>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -51,17 +51,6 @@ struct Tool {
 #[derive(Debug, Deserialize)]
 struct Reasoning {
     effort: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Text {
-    format: Option<Format>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Format {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 /// What comes before a request's own input: its response's id and items.
@@ -113,11 +102,8 @@ impl ResponseRequest {
         let effort = fields.reasoning.and_then(|reasoning| reasoning.effort);
         let mut sampling = body.view::<SamplingFields>()?.into_contract()?;
         sampling.max_tokens = fields.max_output_tokens.or(sampling.max_tokens);
-        let calls = match ToolChoice::parse(body.get("tool_choice"))? {
-            ToolChoice::None => Calls::None,
-            ToolChoice::Auto if fields.parallel_tool_calls == Some(false) => Calls::One,
-            ToolChoice::Auto => Calls::Any,
-        };
+        let choice = ToolChoice::parse(body.get("tool_choice"))?;
+        let calls = choice.calls(fields.parallel_tool_calls != Some(false));
         let store = fields.store.unwrap_or(true);
         if !deliver.resumable {
             // An id that a client happens to use twice names two responses.
@@ -128,6 +114,7 @@ impl ResponseRequest {
             deliver,
             store,
             turn: Turn {
+                form: form::asked(body)?,
                 conversation: pb::Conversation {
                     messages: items::lower(fields.instructions, &items, before)?,
                     tools: functions(fields.tools.unwrap_or_default())?,
@@ -136,7 +123,8 @@ impl ResponseRequest {
                 sampling,
                 calls,
                 logprobs: 0,
-            },
+            }
+            .checked()?,
             items,
             sent: body.0.clone(),
         })
@@ -152,6 +140,7 @@ impl ResponseRequest {
             n: 1,
             from: 0,
             resumable: kept,
+            form_path: self.turn.form_path(),
         }
     }
 }
@@ -188,11 +177,6 @@ fn refuse(body: &Body, fields: &Fields) -> Result<(), ApiError> {
         .is_some_and(|kind| kind != "disabled")
     {
         return Err(ApiError::unsupported("truncation", "shorten the input"));
-    }
-    let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
-    if format.is_some_and(|format| format.kind != "text") {
-        let why = "output cannot be constrained to a grammar; ask for the form in the prompt";
-        return Err(ApiError::unsupported("text.format", why));
     }
     Ok(())
 }
