@@ -448,7 +448,7 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
             full_block_bytes: FAKE_BLOCK * SLOT_BYTES,
             sliding_block_bytes: FAKE_BLOCK * SLOT_BYTES,
             window: 64,
-            masks: true,
+            masked_rows: usize::MAX,
         },
         step_time: config.fake_step_time,
         ..FakeOptions::default()

@@ -22,7 +22,10 @@ use brain::{
     },
     demo,
     model::{self, LoadedModel},
-    sched::types::{SamplingParams, Step, TokenId},
+    sched::{
+        mask::Mask,
+        types::{SamplingParams, Step, TokenId},
+    },
 };
 use support::{
     Sequence,
@@ -303,6 +306,39 @@ fn long_prompts_in_any_pieces_have_the_same_bits() {
         compared += 1;
     }
     println!("{compared} generations compared");
+}
+
+/// Tokens of whole requests of which each may be one of every third token only.
+fn within_masks(executor: &mut dyn Executor, request: &SamplingParams) -> Vec<TokenId> {
+    let vocab = executor.limits().vocab_size;
+    let mut s = Sequence::new(executor, 0, request.clone()).with_prompt(&prompt(0));
+    for number in 0..COUNT {
+        let mut mask = Mask::none(vocab);
+        let allowed = (0..vocab as TokenId).filter(|id| (*id as usize + number).is_multiple_of(3));
+        allowed.for_each(|id| mask.insert(id));
+        let (mut step, _) = s.round(0, COUNT);
+        let inputs = step.tokens.len();
+        step.sample.as_mut().unwrap().masks = vec![Arc::new(mask.clone())];
+        let output = executor.run(&Step { seqs: vec![step] }).unwrap();
+        let output = output.seqs.into_iter().next().unwrap();
+        assert!(mask.allows(output.tokens[0].id), "token {number}");
+        s.commit(inputs, &[], output);
+    }
+    s.emitted.iter().map(|e| e.id).collect()
+}
+
+#[test]
+#[ignore = "needs a card"]
+fn masks_confine_the_card_as_they_confine_the_processor() {
+    for name in ["e2b", "31b"] {
+        let folder = support::golden_folder(name);
+        let mut here = CpuExecutor::new(loaded(&folder), &options()).unwrap();
+        let mut there = card(&folder, &small());
+        for request in requests() {
+            let expected = within_masks(&mut here, &request);
+            assert_eq!(within_masks(&mut there, &request), expected, "{name}");
+        }
+    }
 }
 
 /// A card that traps or hangs is opened again, and says so once; then the same bits come of it.

@@ -327,10 +327,12 @@ fn check_masks(sample: &SampleStep, limits: &Limits) -> Result<(), String> {
     if sample.masks.is_empty() {
         return Ok(());
     }
-    if !limits.masks {
-        return Err("masks, which this device does not know".into());
+    let (rows, at_most) = (sample.drafts + 1, limits.masked_rows);
+    if rows > at_most {
+        return Err(format!(
+            "{rows} rows with masks; this device takes {at_most}"
+        ));
     }
-    let rows = sample.drafts + 1;
     if sample.masks.len() != rows {
         return Err(format!("{} masks for {rows} rows", sample.masks.len()));
     }

@@ -51,7 +51,7 @@ impl Default for FakeOptions {
                 full_block_bytes: 16 * SLOT_BYTES,
                 sliding_block_bytes: 16 * SLOT_BYTES,
                 window: 64,
-                masks: true,
+                masked_rows: usize::MAX,
             },
             right: 0.8,
             repeats: 0.0,

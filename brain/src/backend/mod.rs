@@ -36,8 +36,9 @@ pub struct Limits {
     pub sliding_blocks: usize,
     /// Keys a sliding layer sees, the query's own included.
     pub window: usize,
-    /// Whether a row's choice can be confined to a mask: what a grammar needs.
-    pub masks: bool,
+    /// Rows of a sequence whose choices can be confined to masks in one step: a grammar needs one,
+    /// and one more for each draft. 0: this device keeps to no grammar.
+    pub masked_rows: usize,
 }
 
 /// A failed step. Nothing of it counts: the scheduler may run it again.

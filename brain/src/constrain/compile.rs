@@ -26,7 +26,7 @@ const MAX_CHOICES: usize = 4096;
 /// Compiled grammars that are kept for the next request with the same form.
 const KEPT: usize = 32;
 /// The compiler recurses; what it may recurse into is bounded, and fits this.
-const STACK: usize = 64 << 20;
+const STACK: usize = 256 << 20;
 /// Compilations that looking for the keyword at fault may take.
 const SEARCHES: usize = 64;
 

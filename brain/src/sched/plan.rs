@@ -124,7 +124,8 @@ impl Scheduler {
             self.look_up(pick.seq, share, batch);
             if let Some(sequence) = self.seqs.get_mut(&pick.seq) {
                 let at_most = sequence.drafts_at(sequence.tokens.len()).min(share);
-                sequence.constrain_drafts(at_most.min(MOST_CHECKED));
+                let confined = self.limits.masked_rows.saturating_sub(1);
+                sequence.constrain_drafts(at_most.min(MOST_CHECKED).min(confined));
             }
             let Some((wanted, computed)) = self.seqs.get(&pick.seq).and_then(|sequence| {
                 let resident = sequence.resident.as_ref()?;
@@ -458,6 +459,11 @@ impl Scheduler {
             .drafts_at(sequence.tokens.len() + 1)
             .min(self.limits.max_drafts)
             .min(share);
+        // What could not be checked is not drafted.
+        let at_most = match sequence.is_constrained() {
+            true => at_most.min(self.limits.masked_rows.saturating_sub(1)),
+            false => at_most,
+        };
         match sequence.draft {
             DraftDepth::Fixed(depth) => at_most.min(depth as usize),
             // The text will go on as it did: nobody needs to draft it.

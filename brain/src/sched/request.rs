@@ -209,7 +209,7 @@ impl Request {
     /// The constraint behind the received tokens. A grammar without one is never passed over.
     fn constrained(&mut self, limits: &Limits) -> Result<Option<Constrained>, Reject> {
         let constraint = match self.constraint.take() {
-            Some(constraint) if limits.masks => constraint,
+            Some(constraint) if limits.masked_rows > 0 => constraint,
             Some(_) => return Err(Reject::NoMasks),
             None if self.grammar.is_empty() => return Ok(None),
             None => {

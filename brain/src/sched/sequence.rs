@@ -268,6 +268,11 @@ impl Sequence {
         (resident.drafts, resident.forced, resident.cut) = (drafts, forced, cut);
     }
 
+    /// Whether the answer must keep to something.
+    pub(super) fn is_constrained(&self) -> bool {
+        self.constrained.is_some()
+    }
+
     /// What the rows of a round with so many drafts may emit.
     pub(super) fn masks(&self, drafts: usize) -> Vec<Arc<Mask>> {
         let constrained = self.constrained.as_ref();

@@ -37,7 +37,7 @@ pub(super) fn limits(
         full_block_bytes: need.full_bytes,
         sliding_block_bytes: need.sliding_bytes,
         window: model.plan.window,
-        masks: true,
+        masked_rows: usize::MAX,
     })
 }
 

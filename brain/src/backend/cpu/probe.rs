@@ -140,7 +140,7 @@ impl AttentionProbe {
             sliding_block_size: BLOCK,
             sliding_blocks: blocks,
             window,
-            masks: false,
+            masked_rows: 0,
         };
         arena.load(&step, &limits).map_err(std::io::Error::other)?;
         let width = shape.heads * shape.head_dim;

@@ -150,7 +150,7 @@ fn limits(model: &LoadedModel, options: &CudaOptions) -> Result<Limits, CudaErro
         sliding_block_size: PAGE,
         sliding_blocks: 0,
         window: plan.window,
-        masks: false,
+        masked_rows: 1,
     })
 }
 

@@ -58,9 +58,10 @@ impl Sizes {
         }
     }
 
-    /// Words for all sequences' lists: a request's history and its biases, bans and stops.
+    /// Words for all sequences' lists: a request's history and its biases, bans and stops. A
+    /// grammar's mask is a list of bans.
     fn lists(&self) -> usize {
-        self.seqs * (2 * self.vocab.min(self.positions) + 4096)
+        self.seqs * (2 * self.vocab.min(self.positions) + self.vocab + 4096)
     }
 }
 
@@ -420,7 +421,8 @@ impl StepArena {
             }
             if let Some(params) = &seq.params {
                 self.shape.logprobs |= params.logprobs > 0;
-                self.shape.edits |= params.reads_history()
+                self.shape.edits |= !seq.masks.is_empty()
+                    || params.reads_history()
                     || !params.logit_bias.is_empty()
                     || !params.suppressed.is_empty()
                     || params.min_tokens > seq.generated;
