@@ -139,7 +139,14 @@ impl Worker {
         let mut stream = match client.generate(request).await {
             Ok(stream) => stream.into_inner(),
             Err(status) => {
-                let known = [Code::Unavailable, Code::ResourceExhausted, Code::Unknown];
+                // Whatever a link that breaks makes of it; nothing that is this client's fault.
+                let known = [
+                    Code::Unavailable,
+                    Code::ResourceExhausted,
+                    Code::Unknown,
+                    Code::Internal,
+                    Code::Cancelled,
+                ];
                 assert!(known.contains(&status.code()), "{id}: {status}");
                 self.counts.refusals.fetch_add(1, Relaxed);
                 // Asking again at once would only be turned away again.
