@@ -25,7 +25,7 @@ use brain::{
     engine::{Engine, EngineConfig, LogEvent, clock::ManualClock},
     sched::{
         request::Request,
-        types::{SamplingParams, TokenId},
+        types::{DraftDepth, SamplingParams, TokenId},
     },
 };
 
@@ -106,11 +106,15 @@ async fn storm(engine: &Engine, chance: &mut Chance, from: u64, count: u64) -> u
     let mut open = Vec::new();
     let mut aborted = 0;
     for number in from..from + count {
-        let length = 1 + chance.below(120) as u32;
-        let prompt: Vec<TokenId> = (0..length).map(|_| chance.below(1000) as u32).collect();
+        // Seven runs, whose prompts begin alike and go on differently.
+        let run = number % 7;
+        let common = chance.below(110) as u32;
+        let mut prompt: Vec<TokenId> = (0..common).map(|at| run as u32 * 100 + at).collect();
+        prompt.extend((0..1 + chance.below(9)).map(|_| chance.below(1000) as TokenId));
         let params = SamplingParams::greedy(1 + chance.below(60) as u32);
         let request = Request {
-            run_id: format!("run {}", number % 7),
+            run_id: format!("run {run}"),
+            draft: DraftDepth::Fixed(chance.below(5) as u32),
             ..Request::new(prompt, params)
         };
         let id = format!("g{number}");
@@ -144,8 +148,9 @@ async fn ten_thousand_requests_with_random_aborts_leave_nothing_behind() {
     let limits = FakeOptions::default().limits;
     let options = FakeOptions {
         limits: Limits {
-            full_blocks: 96,
-            sliding_blocks: 96,
+            // About two requests' worth: they take blocks from each other.
+            full_blocks: 24,
+            sliding_blocks: 48,
             ..limits
         },
         ..FakeOptions::default()
@@ -171,10 +176,9 @@ async fn ten_thousand_requests_with_random_aborts_leave_nothing_behind() {
     assert!(aborted > REQUESTS / 2, "{aborted} aborted");
     let stats = engine.stats();
     println!("{aborted} of {REQUESTS} aborted; {before:?}, then {after:?}; {stats:?}");
-    assert!(
-        stats.sched.preemptions > 0 && stats.sched.lifted > 0,
-        "{stats:?}"
-    );
+    let sched = &stats.sched;
+    assert!(sched.preemptions > 0, "{stats:?}");
+    assert!(sched.lifted > 0 && sched.prefix_hits > 1000, "{stats:?}");
     assert_eq!((before.pages, before.known), ((0, 0), 0));
     assert_eq!((after.pages, after.known), ((0, 0), 0));
     let grown = after.bytes.saturating_sub(before.bytes);

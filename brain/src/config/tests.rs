@@ -35,7 +35,7 @@ fn flags_win_over_the_file_and_the_file_over_defaults() {
         text.contains("grpc_addr = \"127.0.0.1:7411\"  # default\n"),
         "{text}"
     );
-    assert_eq!(text.lines().count(), 31, "{text}");
+    assert_eq!(text.lines().count(), 32, "{text}");
 }
 
 #[test]
