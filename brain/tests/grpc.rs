@@ -108,6 +108,44 @@ async fn received_tokens_continue_a_generation_that_was_lost() {
 }
 
 #[tokio::test]
+async fn an_answer_of_a_form_goes_on_in_its_form() {
+    let asked = |form: pb::form::Answer| pb::GenerationSpec {
+        form: Some(pb::Form {
+            answer: Some(form),
+            tool_calls: None,
+        }),
+        ..spec(
+            &[2, 5, 6],
+            pb::Sampling {
+                ignore_eos: None,
+                ..sampling(100)
+            },
+        )
+    };
+    let letters = || pb::form::Answer::Regex("[ab]{24}".into());
+    let mut first = start(&["--draft-tokens", "4"]).await;
+    let whole = first.read("a", Some(asked(letters())), 0).await.unwrap();
+    assert_eq!(whole.finished.reason(), FinishReason::Stop);
+    let right = |c: char| c == 'a' || c == 'b';
+    assert!(whole.text.len() == 24 && whole.text.chars().all(right));
+    let mut second = start(&["--drafter", "none"]).await;
+    let received = pb::GenerationSpec {
+        received_tokens: whole.ids[..5].to_vec(),
+        ..asked(letters())
+    };
+    let rest = second.read("a", Some(received), 5).await.unwrap();
+    assert_eq!(rest.ids, whole.ids[5..]);
+    assert_eq!(rest.started.request_hash, whole.started.request_hash);
+    // The form is part of what a generation is.
+    let other = pb::form::Answer::Regex("[ab]{25}".into());
+    let (code, problem) = first.refused("a", Some(asked(other)), 0).await;
+    assert_eq!(
+        (code, problem.reason),
+        (Code::AlreadyExists, Reason::GenerationConflict)
+    );
+}
+
+#[tokio::test]
 async fn a_stop_string_ends_tokens_text_and_turn_at_one_place() {
     let mut server = start(&[]).await;
     let whole = server
