@@ -75,6 +75,19 @@ fn named(fields: impl IntoIterator<Item = &'static str>) -> BTreeSet<String> {
     fields.into_iter().map(str::to_owned).collect()
 }
 
+/// The fields that ask for a form, which are read by hand.
+const FORM: [&str; 9] = [
+    "response_format",
+    "output_format",
+    "structured_outputs",
+    "guided_json",
+    "json_schema",
+    "guided_regex",
+    "regex",
+    "guided_choice",
+    "guided_grammar",
+];
+
 #[test]
 fn requests_have_the_fields_that_are_read() {
     let document = document();
@@ -97,7 +110,7 @@ fn requests_have_the_fields_that_are_read() {
         (
             "ResponseRequest",
             &delivered() | &read_by::<responses::request::Fields>(),
-            &["input", "tool_choice", "include"],
+            &["input", "tool_choice", "include", "text"],
         ),
         (
             "MessagesRequest",
@@ -111,7 +124,18 @@ fn requests_have_the_fields_that_are_read() {
         ("TextPart", read_by::<content::Part>(), &[]),
         ("Block", read_by::<messages::blocks::Block>(), &[]),
     ];
+    let forms = [
+        "ChatRequest",
+        "CompletionRequest",
+        "ResponseRequest",
+        "MessagesRequest",
+    ];
     for (schema, read, by_hand) in schemas {
+        let form = FORM.iter().filter(|_| forms.contains(&schema));
+        let read = read
+            .into_iter()
+            .chain(form.copied())
+            .collect::<BTreeSet<_>>();
         let written = properties(&document, &document["components"]["schemas"][schema]);
         let read = named(read.into_iter().chain(by_hand.iter().copied()));
         assert_eq!(written, read, "{schema}");
