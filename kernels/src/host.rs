@@ -44,6 +44,18 @@ impl Pinned {
         unsafe { start.write_bytes(0, len) };
         Ok(Self { start, len })
     }
+
+    /// The words as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        // SAFETY: the same memory; bytes need no alignment and may have any value.
+        unsafe { std::slice::from_raw_parts(self.start.cast(), self.len * size_of::<u32>()) }
+    }
+
+    /// The words as bytes, to be filled.
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), self.len * size_of::<u32>()) }
+    }
 }
 
 impl Deref for Pinned {

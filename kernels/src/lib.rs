@@ -2,12 +2,13 @@
 //!
 //! `cuda/` holds one unit per family of operations; each becomes an [`Image`] with machine code
 //! for Hopper and Blackwell. [`abi`] holds the parameter block of every kernel. [`device`] loads
-//! and launches them, [`graph`] records launches, [`host`] moves data.
+//! and launches them, [`graph`] records launches, [`host`] moves data, [`mark`] tells when it has arrived.
 
 pub mod abi;
 pub mod device;
 pub mod graph;
 pub mod host;
+pub mod mark;
 
 /// A unit's machine code for every target.
 #[derive(Clone, Copy, Debug)]
