@@ -7,7 +7,7 @@ use crate::{
         Executor, Limits,
         cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS, auto_kv_memory},
         cuda::{self, CudaError, CudaExecutor, CudaOptions},
-        fake::{FakeExecutor, FakeOptions, SLOT_BYTES},
+        fake::{FakeExecutor, FakeOptions, Fault, SLOT_BYTES},
         synthetic::Synthetic,
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
@@ -300,6 +300,7 @@ fn cuda(
             .kv_cache_bytes
             .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         memory_share: f64::from(config.gpu_memory_thousandths) / 1000.0,
+        fault_after: config.device_fault_after,
         ..CudaOptions::default()
     };
     let begin = std::time::Instant::now();
@@ -451,6 +452,11 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
             masked_rows: usize::MAX,
         },
         step_time: config.fake_step_time,
+        faults: config
+            .device_fault_after
+            .map(|steps| (steps, Fault::Death))
+            .into_iter()
+            .collect(),
         ..FakeOptions::default()
     };
     let markers = tokenizer.markers();

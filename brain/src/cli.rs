@@ -386,6 +386,11 @@ pub struct Settings {
     #[arg(long, value_name = "TIME", hide = true)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fake_step_time: Option<String>,
+    /// Steps after which the device breaks, a card or the fake one, for tests of what follows
+    /// [default: 0, never].
+    #[arg(long, value_name = "STEPS", hide = true)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_fault_after: Option<u64>,
 }
 
 impl Settings {

@@ -89,6 +89,8 @@ pub struct Written {
     pub trust_special_tokens: bool,
     /// Least time of a step of the fake device.
     pub fake_step_time: String,
+    /// Steps after which the device breaks; 0: never.
+    pub device_fault_after: u64,
 }
 
 /// A setting that is a word or a number.
@@ -145,6 +147,7 @@ impl Default for Written {
             otlp_endpoint: String::new(),
             trust_special_tokens: false,
             fake_step_time: "0s".into(),
+            device_fault_after: 0,
         }
     }
 }
@@ -256,6 +259,8 @@ pub struct Config {
     pub trust_special_tokens: bool,
     /// Least time of a step of the fake device.
     pub fake_step_time: Duration,
+    /// Steps after which the device breaks, for tests of what follows.
+    pub device_fault_after: Option<u64>,
 }
 
 /// The most drafts that a round may be asked to make.
@@ -428,6 +433,7 @@ impl Loaded {
             otlp_endpoint: Some(written.otlp_endpoint).filter(|url| !url.is_empty()),
             trust_special_tokens: written.trust_special_tokens,
             fake_step_time: self.time("fake_step_time", &written.fake_step_time)?,
+            device_fault_after: Some(written.device_fault_after).filter(|steps| *steps > 0),
         })
     }
 

@@ -7,7 +7,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{ExecError, Executor, Limits};
+use super::{ExecError, Executor, Limits, Lost};
 use crate::sched::{
     mask::Mask,
     types::{
@@ -72,6 +72,8 @@ pub enum Fault {
     Panic,
     /// The answer does not fit the step.
     Nonsense,
+    /// The device is gone, in this step and in every later one.
+    Death,
 }
 
 /// What a slot holds; `None` is dead: never written, or rejected.
@@ -97,6 +99,7 @@ pub struct FakeExecutor {
     sliding: Vec<Slot>,
     luck: u64,
     steps: u64,
+    dead: bool,
 }
 
 impl FakeExecutor {
@@ -108,6 +111,7 @@ impl FakeExecutor {
             sliding: vec![None; limits.sliding_blocks * limits.sliding_block_size],
             luck: 0x5eed,
             steps: 0,
+            dead: false,
             options,
         }
     }
@@ -283,6 +287,9 @@ impl Executor for FakeExecutor {
     }
 
     fn run(&mut self, step: &Step) -> Result<StepOutput, ExecError> {
+        if self.dead {
+            return Err(gone());
+        }
         let number = self.steps;
         self.steps += 1;
         if !self.options.step_time.is_zero() {
@@ -311,6 +318,10 @@ impl Executor for FakeExecutor {
         match fault {
             None => Ok(output),
             Some(Fault::Error) => Err(wrong("a fault was asked for".into())),
+            Some(Fault::Death) => {
+                self.dead = true;
+                Err(gone())
+            }
             Some(Fault::Panic) => panic!("a panic was asked for"),
             Some(Fault::Nonsense) => {
                 output.seqs.push(SeqOutput::default());
@@ -394,7 +405,14 @@ fn wrong(reason: String) -> ExecError {
     ExecError {
         device: "fake",
         reason,
-        lost: false,
+        lost: Lost::Nothing,
+    }
+}
+
+fn gone() -> ExecError {
+    ExecError {
+        lost: Lost::Device,
+        ..wrong("its end was asked for".into())
     }
 }
 

@@ -41,7 +41,18 @@ pub struct Limits {
     pub masked_rows: usize,
 }
 
-/// A failed step. Nothing of it counts: the scheduler may run it again.
+/// What a failure took with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// Nothing: the step may be run again as it is.
+    Nothing,
+    /// Keys and values: every sequence has to be computed again.
+    Memory,
+    /// The device, for as long as this process lives: nothing can be computed here any more.
+    Device,
+}
+
+/// A failed step. Nothing of it counts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the {device} failed: {reason}")]
 pub struct ExecError {
@@ -49,8 +60,8 @@ pub struct ExecError {
     pub device: &'static str,
     /// What went wrong.
     pub reason: String,
-    /// Keys and values are gone: every sequence has to be computed again.
-    pub lost: bool,
+    /// What is gone.
+    pub lost: Lost,
 }
 
 /// Computes steps. One owner, one thread.
@@ -79,7 +90,7 @@ pub trait Executor: Send {
         Err(ExecError {
             device: "device",
             reason: "it does not save blocks".into(),
-            lost: false,
+            lost: Lost::Nothing,
         })
     }
 
@@ -98,7 +109,7 @@ pub trait Executor: Send {
         Err(ExecError {
             device: "device",
             reason: "it does not load blocks".into(),
-            lost: false,
+            lost: Lost::Nothing,
         })
     }
 }

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::{generation::Generation, handle::Shared, persist::Persister, tiers::Tiers};
 use crate::{
-    backend::Executor,
+    backend::{Executor, Lost},
     sched::{
         request::{FinishReason, ValidRequest},
         scheduler::{Event, Scheduler, Submitted},
@@ -39,8 +39,7 @@ pub(super) enum Command {
 /// A step that gave no result.
 struct Failure {
     reason: String,
-    /// The executor panicked or lost its memory: what the device holds is not trusted.
-    lost: bool,
+    lost: Lost,
 }
 
 pub(super) struct EngineThread {
@@ -56,6 +55,8 @@ pub(super) struct EngineThread {
     failures: u32,
     /// Failed runs that a sequence was part of since it last emitted a token.
     strikes: HashMap<SeqId, u32>,
+    /// Why the device is gone, once it is.
+    gone: Option<String>,
     tiers: Tiers,
     persister: Option<Persister>,
 }
@@ -84,12 +85,13 @@ impl EngineThread {
             drains: Vec::new(),
             failures: 0,
             strikes: HashMap::new(),
+            gone: None,
             tiers,
             persister,
         }
     }
 
-    /// Runs until the last handle is gone, a drain is over or the device is given up.
+    /// Runs until the last handle is gone, a drain is over, or the device is gone or given up.
     pub(super) fn run(mut self) {
         let ended = catch_unwind(AssertUnwindSafe(|| self.work()));
         let (reason, sound) = match ended {
@@ -119,6 +121,9 @@ impl EngineThread {
             }
             self.take_fetched();
             self.step();
+            if let Some(reason) = self.gone.take() {
+                return reason;
+            }
             self.tiers.settle(&self.scheduler);
             if let Some(saver) = self.tiers.saver() {
                 saver.advance(now, &self.scheduler, &mut *self.executor);
@@ -263,7 +268,7 @@ impl EngineThread {
                 }
             }
             self.recover(&alone, &failure);
-            if failure.lost {
+            if failure.lost != Lost::Nothing {
                 // The rest of the plan rests on blocks that are gone.
                 return;
             }
@@ -280,7 +285,7 @@ impl EngineThread {
         self.failures += 1;
         tracing::error!(
             reason = failure.reason,
-            lost = failure.lost,
+            lost = ?failure.lost,
             failures = self.failures,
             "a step failed"
         );
@@ -291,8 +296,10 @@ impl EngineThread {
         {
             *self.strikes.entry(rows.seq).or_default() += 1;
         }
-        if failure.lost {
-            self.scheduler.reset();
+        match failure.lost {
+            Lost::Nothing => {}
+            Lost::Memory => self.scheduler.reset(),
+            Lost::Device => self.gone = Some(failure.reason.clone()),
         }
     }
 
@@ -313,7 +320,9 @@ impl EngineThread {
             }
             Err(panic) => {
                 let reason = format!("the executor panicked: {}", message(&*panic));
-                return Err(Failure { reason, lost: true });
+                // What the device holds is not trusted any more.
+                let lost = Lost::Memory;
+                return Err(Failure { reason, lost });
             }
         };
         let events = self
@@ -321,7 +330,7 @@ impl EngineThread {
             .commit(now, step, output, now.saturating_sub(before))
             .map_err(|error| Failure {
                 reason: error.to_string(),
-                lost: false,
+                lost: Lost::Nothing,
             })?;
         self.failures = 0;
         self.charge(step, now.saturating_sub(before));

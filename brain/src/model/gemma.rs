@@ -393,6 +393,11 @@ impl<O: Ops> Gemma<O> {
             .and_then(|i| self.caches[i].as_ref())
     }
 
+    /// The layers of the pools, first to last.
+    pub fn caches(&self) -> impl Iterator<Item = &O::Cache> {
+        self.caches.iter().flatten()
+    }
+
     /// The plan it was made from.
     pub fn plan(&self) -> &Plan {
         &self.plan

@@ -29,7 +29,7 @@ pub use simd::Level;
 
 use budget::limits;
 
-use super::{ExecError, Executor, Limits, arena::Arena, ops::Rows};
+use super::{ExecError, Executor, Limits, Lost, arena::Arena, ops::Rows};
 use crate::{
     model::{
         LoadedModel, checkpoint::Dtype, drafter::Drafter, fingerprint::Fingerprint, gemma::Gemma,
@@ -213,7 +213,7 @@ impl Executor for CpuExecutor {
         ops.arena.load(step, limits).map_err(|reason| ExecError {
             device: "cpu",
             reason: format!("bad step: {reason}"),
-            lost: false,
+            lost: Lost::Nothing,
         })?;
         gemma.forward(ops);
         super::ops::Ops::sample_and_verify(ops, gemma.logits());
@@ -278,7 +278,7 @@ fn failed(reason: String) -> ExecError {
     ExecError {
         device: "cpu",
         reason,
-        lost: false,
+        lost: Lost::Nothing,
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is on the card, and a round of it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use marathon_kernels::{
     abi::YardstickArgs,
@@ -9,11 +9,12 @@ use marathon_kernels::{
 };
 
 use super::{
-    CudaError, CudaOptions, Fault,
+    CudaError, Fault,
     card::Card,
     form::Form,
     launch::{CudaOps, Needs},
     memory,
+    staging::{Extent, Staging},
     step::{Shape, StepError},
 };
 use crate::{
@@ -22,8 +23,8 @@ use crate::{
         arena::Arena,
         ops::{Ops as _, Rows},
     },
-    model::{LoadedModel, drafter::Drafter, gemma::Gemma},
-    sched::types::{Emitted, Logprobs, SeqOutput, StepOutput, TokenId},
+    model::{LoadedModel, drafter::Drafter, gemma::Gemma, plan::Kind},
+    sched::types::{BlockId, Emitted, Group, Logprobs, SeqOutput, StepOutput, TokenId},
 };
 
 /// Rows up to which a step is a recorded graph: launches of larger ones hide behind their work.
@@ -38,6 +39,7 @@ pub(super) struct Held {
     gemma: Gemma<CudaOps>,
     drafter: Option<Drafter<CudaOps>>,
     ops: CudaOps,
+    staging: Staging,
     pub(super) device: Arc<Device>,
 }
 
@@ -85,6 +87,7 @@ impl Held {
             gemma,
             drafter,
             ops,
+            staging: Staging::new()?,
             device,
         })
     }
@@ -157,22 +160,74 @@ impl Held {
     }
 
     /// Runs the step in the arena; the results are on the host after it.
-    pub(super) fn round(&mut self, arena: &Arena, options: &CudaOptions) -> Result<(), Failed> {
+    pub(super) fn round(
+        &mut self,
+        arena: &Arena,
+        graphs: bool,
+        limit: Duration,
+    ) -> Result<(), Failed> {
         let group_rows = self.ops.group_rows;
         let sent = self.ops.step.send(&self.ops.card, arena, group_rows);
         sent.map_err(|error| match error {
             StepError::Device(error) => error.into(),
             other => Failed::Step(format!("bad step: {other}")),
         })?;
-        self.compute(options.graphs)?;
+        self.compute(graphs)?;
         self.ops.step.fetch(&self.ops.card)?;
-        match self.device.wait_within(options.step_limit)? {
+        match self.device.wait_within(limit)? {
             true => Ok(()),
             false => Err(Failed::Card(format!(
-                "a step is not done after {:?}: a kernel hangs",
-                options.step_limit
+                "a step is not done after {limit:?}: a kernel hangs"
             ))),
         }
+    }
+
+    /// Where blocks lie, one after the other, each with all layers of its group.
+    fn pages(&self, group: Group, blocks: &[BlockId]) -> Result<Vec<Extent>, Failed> {
+        let (kind, count) = match group {
+            Group::Full => (Kind::Full, self.ops.blocks[0]),
+            Group::Sliding => (Kind::Sliding, self.ops.blocks[1]),
+        };
+        let layers: Vec<_> = self.gemma.caches().filter(|c| c.kind == kind).collect();
+        let mut pages = Vec::with_capacity(blocks.len() * layers.len());
+        for block in blocks {
+            let number = block.0 as usize;
+            if number >= count {
+                return Err(Failed::Step(format!("block {number} of {count}")));
+            }
+            pages.extend(layers.iter().map(|layer| layer.page(number)));
+        }
+        Ok(pages)
+    }
+
+    /// Appends what blocks hold.
+    pub(super) fn save(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        into: &mut Vec<u8>,
+    ) -> Result<(), Failed> {
+        let pages = self.pages(group, blocks)?;
+        into.reserve(pages.iter().map(|page| page.bytes).sum());
+        Ok(self.staging.fetch(&self.device, &pages, into)?)
+    }
+
+    /// Fills blocks.
+    pub(super) fn load(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        bytes: &[u8],
+    ) -> Result<(), Failed> {
+        let pages = self.pages(group, blocks)?;
+        let room: usize = pages.iter().map(|page| page.bytes).sum();
+        if room != bytes.len() {
+            return Err(Failed::Step(format!(
+                "{} bytes for blocks of {room}",
+                bytes.len()
+            )));
+        }
+        Ok(self.staging.send(&self.device, &pages, bytes)?)
     }
 
     /// What each sequence emits and drafts, from the tokens that the card chose.

@@ -15,6 +15,7 @@ use super::{
     form::Form,
     groups::{Group, bucket, splits},
     rope::Turns,
+    staging::Extent,
     step::{LOGPROB_PITCH, Sizes, StepArena},
     weights::{self, Matrix, Norm},
 };
@@ -148,8 +149,34 @@ pub(super) fn by_column(
 pub(super) struct Cache {
     pub(super) memory: Region,
     pub(super) kind: Kind,
+    /// Bytes of a page.
+    page: usize,
     /// Values-only layers: the key norm's weights and the turns.
     pub(super) key: Option<(Region, Turns)>,
+}
+
+impl Cache {
+    pub(super) fn new(
+        card: &mut Card,
+        kind: Kind,
+        (blocks, page): (usize, usize),
+        key: Option<(Region, Turns)>,
+    ) -> Self {
+        Self {
+            memory: card.zeros(blocks * page),
+            kind,
+            page,
+            key,
+        }
+    }
+
+    /// Where a block's page of this layer lies.
+    pub(super) fn page(&self, block: usize) -> Extent {
+        Extent {
+            at: self.memory.at + (block * self.page) as u64,
+            bytes: self.page,
+        }
+    }
 }
 
 /// Clusters of the drafter's vocabulary, and the tokens chosen in a pass.

@@ -14,6 +14,7 @@ mod lists;
 mod memory;
 mod ops;
 mod rope;
+mod staging;
 mod step;
 mod weights;
 
@@ -21,10 +22,10 @@ use std::{sync::Arc, time::Duration};
 
 use marathon_kernels::device::{Device, DeviceError};
 
-use super::{ExecError, Executor, Limits, arena::Arena};
+use super::{ExecError, Executor, Limits, Lost, arena::Arena};
 use crate::{
     model::{LoadedModel, fingerprint::Fingerprint, names::NameError},
-    sched::types::{Step, StepOutput},
+    sched::types::{BlockId, Group, Step, StepOutput},
 };
 use form::Form;
 use held::{Failed, Held};
@@ -59,6 +60,8 @@ pub struct CudaOptions {
     pub step_limit: Duration,
     /// Matrices are random numbers made on the card, for measuring models without their files.
     pub random_weights: bool,
+    /// Steps after which a kernel traps, for tests of what follows.
+    pub fault_after: Option<u64>,
 }
 
 impl Default for CudaOptions {
@@ -74,6 +77,7 @@ impl Default for CudaOptions {
             graphs: true,
             step_limit: Duration::from_secs(60),
             random_weights: false,
+            fault_after: None,
         }
     }
 }
@@ -109,16 +113,20 @@ pub fn probe(ordinal: usize) -> Result<String, DeviceError> {
 }
 
 /// Runs steps on a card.
+///
+/// What fails on the card, a kernel that hangs included, ends it for this process: the driver gives
+/// out no new context after an error that stays with the old one. Whoever serves ends the process,
+/// and a supervisor starts the next.
 pub struct CudaExecutor {
-    /// What is on the card; `None` after it failed, until the next step.
-    held: Option<Held>,
-    model: Arc<LoadedModel>,
+    /// What is on the card, or why the card is gone.
+    held: Result<Held, String>,
     arena: Arena,
     limits: Limits,
     options: CudaOptions,
     plan: MemoryPlan,
     name: String,
     fingerprint: Fingerprint,
+    steps: u64,
 }
 
 /// What goes wrong on purpose ([`CudaExecutor::break_card`]).
@@ -147,14 +155,14 @@ impl CudaExecutor {
             form = form.name(),
         );
         Ok(Self {
-            held: Some(held),
+            held: Ok(held),
             arena: Arena::default(),
             limits: plan.limits.clone(),
             options: options.clone(),
             plan,
             name,
             fingerprint: model.reading.digest()?.with_recipe(&recipe),
-            model,
+            steps: 0,
         })
     }
 
@@ -176,7 +184,7 @@ impl CudaExecutor {
     /// Raw logits of the emitting rows of the last step, for tests against other back ends.
     pub fn last_logits(&self) -> Result<Vec<Vec<f32>>, DeviceError> {
         let held = self.held.as_ref();
-        held.map_or_else(|| Ok(Vec::new()), Held::last_logits)
+        held.map_or_else(|_| Ok(Vec::new()), Held::last_logits)
     }
 
     /// Breaks the card, for tests of what follows.
@@ -184,52 +192,35 @@ impl CudaExecutor {
         self.held.as_mut().map_or(Ok(()), |held| held.fail(fault))
     }
 
-    /// What is on the card, brought there again if it was lost.
-    fn on_card(&mut self) -> Result<Held, String> {
-        if let Some(held) = self.held.take() {
-            held.device.bind().map_err(|e| e.to_string())?;
-            return Ok(held);
-        }
-        let form = Form::of(&self.model)?;
-        let device = Device::open(self.options.ordinal).map_err(|e| e.to_string())?;
-        tracing::warn!("the card failed: the model is brought there again");
-        let random = self.options.random_weights;
-        Held::new(Arc::new(device), &self.model, form, &self.limits, random)
-            .map_err(|e| e.to_string())
-    }
-
-    fn run_on_card(&mut self, step: &Step) -> Result<StepOutput, ExecError> {
-        let failed = |reason: String, lost| ExecError {
-            device: "cuda",
-            reason,
-            lost,
+    /// Does something with what is on the card, bound to this thread.
+    fn with_card<T>(
+        &mut self,
+        work: impl FnOnce(&mut Held) -> Result<T, Failed>,
+    ) -> Result<T, ExecError> {
+        let held = match &mut self.held {
+            Ok(held) => held,
+            Err(reason) => return Err(failed(reason.clone(), Lost::Device)),
         };
-        self.arena
-            .load(step, &self.limits)
-            .map_err(|reason| failed(format!("bad step: {reason}"), false))?;
-        if self.arena.all.rows.is_empty() {
-            return Ok(StepOutput::default());
-        }
-        let fresh = self.held.is_none();
-        let mut held = self.on_card().map_err(|reason| failed(reason, true))?;
-        if fresh {
-            // Keys and values are gone: the scheduler has to know before anything is computed.
-            self.held = Some(held);
-            return Err(failed("the card was restarted".into(), true));
-        }
-        match held.round(&self.arena, &self.options) {
-            Ok(()) => {
-                let output = held.output(&self.arena);
-                self.held = Some(held);
-                Ok(output)
+        let bound = held.device.bind().map_err(Failed::from);
+        match bound.and_then(|()| work(held)) {
+            Ok(result) => Ok(result),
+            Err(Failed::Step(reason)) => Err(failed(reason, Lost::Nothing)),
+            Err(Failed::Card(reason)) => {
+                let held = std::mem::replace(&mut self.held, Err(reason.clone()));
+                // Freeing memory waits for the card's work, which may never end. The driver takes
+                // everything back when the process ends.
+                std::mem::forget(held);
+                Err(failed(reason, Lost::Device))
             }
-            Err(Failed::Step(reason)) => {
-                self.held = Some(held);
-                Err(failed(reason, false))
-            }
-            // An error of the card stays with its context: only a new one computes again.
-            Err(Failed::Card(reason)) => Err(failed(reason, true)),
         }
+    }
+}
+
+fn failed(reason: String, lost: Lost) -> ExecError {
+    ExecError {
+        device: "cuda",
+        reason,
+        lost,
     }
 }
 
@@ -239,6 +230,47 @@ impl Executor for CudaExecutor {
     }
 
     fn run(&mut self, step: &Step) -> Result<StepOutput, ExecError> {
-        self.run_on_card(step)
+        let mut arena = std::mem::take(&mut self.arena);
+        let loaded = arena.load(step, &self.limits);
+        let result = match loaded {
+            Err(reason) => Err(failed(format!("bad step: {reason}"), Lost::Nothing)),
+            Ok(()) if arena.all.rows.is_empty() => Ok(StepOutput::default()),
+            Ok(()) => self.round(&arena),
+        };
+        self.arena = arena;
+        result
+    }
+
+    fn save_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        into: &mut Vec<u8>,
+    ) -> Result<(), ExecError> {
+        self.with_card(|held| held.save(group, blocks, into))
+    }
+
+    fn load_blocks(
+        &mut self,
+        group: Group,
+        blocks: &[BlockId],
+        bytes: &[u8],
+    ) -> Result<(), ExecError> {
+        self.with_card(|held| held.load(group, blocks, bytes))
+    }
+}
+
+impl CudaExecutor {
+    fn round(&mut self, arena: &Arena) -> Result<StepOutput, ExecError> {
+        let breaks = self.options.fault_after == Some(self.steps);
+        self.steps += 1;
+        let (graphs, limit) = (self.options.graphs, self.options.step_limit);
+        self.with_card(|held| {
+            if breaks {
+                held.fail(Fault::Trap)?;
+            }
+            held.round(arena, graphs, limit)?;
+            Ok(held.output(arena))
+        })
     }
 }

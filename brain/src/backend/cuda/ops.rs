@@ -85,13 +85,8 @@ impl Ops for CudaOps {
             Kind::Sliding => self.blocks[1],
         };
         let slot = shape.kv_heads * shape.head_dim * if key.is_some() { 1 } else { 2 };
-        let bytes = blocks * self.sizes.page * slot * self.form.size();
-        let memory = self.card.zeros(bytes);
-        Cache {
-            memory,
-            kind: shape.kind,
-            key,
-        }
+        let page = self.sizes.page * slot * self.form.size();
+        Cache::new(&mut self.card, shape.kind, (blocks, page), key)
     }
 
     fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {
