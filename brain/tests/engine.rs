@@ -500,6 +500,26 @@ async fn a_dead_device_stops_the_engine_and_tells_everybody() {
 }
 
 #[tokio::test]
+async fn a_device_that_is_gone_is_not_asked_again() {
+    let options = FakeOptions {
+        faults: BTreeMap::from([(6, Fault::Death)]),
+        ..FakeOptions::default()
+    };
+    let engine = engine_with(options, EngineConfig::default());
+    let cursor = engine
+        .generate("g", Some(request(&[1], 500)), 0)
+        .unwrap()
+        .cursor;
+    let (tokens, outcome) = read(cursor).await;
+    assert!(!tokens.is_empty());
+    let FinishReason::Failed(why) = outcome.reason else {
+        panic!("{outcome:?}")
+    };
+    assert!(why.contains("its end was asked for"), "{why}");
+    assert_eq!(engine.health(), Health::Stopped(why));
+}
+
+#[tokio::test]
 async fn a_failed_generation_goes_on_when_asked_again() {
     let faults = (4..9).map(|step| (step, Fault::Error)).collect();
     let config = EngineConfig {

@@ -3,8 +3,9 @@
 # tokens, every invariance, the demo marathon. About four minutes.
 #   tests/gpu/brain.sh [FOLDER [PROGRAMS]]
 # FOLDER gets the reports (default: target/gpu/report). PROGRAMS is a folder with `cuda` (the test
-# program brain/tests/cuda.rs), `brain` and `pilot` built elsewhere with kernels; without it they are
-# built here, with the compiler that tests/gpu/compile.sh installs.
+# program brain/tests/cuda.rs), `deps/brain_killed` (tests/tests/brain_killed.rs), `brain` and `pilot`
+# built elsewhere with kernels; without it they are built here, with the compiler that
+# tests/gpu/compile.sh installs.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -17,9 +18,12 @@ if [ -z "$programs" ]; then
     export MARATHON_NVCC=${MARATHON_NVCC:-$tools/nvcc} CARGO_TARGET_DIR=target/gpu
     cargo build --quiet --release --bin brain --bin pilot || exit 1
     programs=target/gpu/release
-    built=$(cargo test --release -p brain --test cuda --no-run 2>&1 |
-        sed -n 's/.*Executable.*(\(.*\))/\1/p')
-    cp "$built" $programs/cuda
+    built() {
+        cargo test --release -p "$1" --test "$2" --no-run 2>&1 |
+            sed -n 's/.*Executable.*(\(.*\))/\1/p'
+    }
+    cp "$(built brain cuda)" $programs/cuda
+    cp "$(built marathon-tests brain_killed)" $programs/deps/brain_killed
 fi
 
 table=$out/brain.txt
@@ -48,9 +52,13 @@ for test in goldens_agree_with_the_reference \
     drafts_pieces_and_company_change_no_bit \
     restarts_and_sizes_change_no_bit \
     long_prompts_in_any_pieces_have_the_same_bits \
-    a_broken_card_is_started_again; do
+    saved_blocks_go_on_in_another_executor \
+    a_card_that_traps_is_given_up \
+    a_card_that_hangs_is_given_up; do
     part $test 150 "$programs/cuda" --ignored --exact $test --nocapture
 done
+test=a_card_that_traps_ends_its_brain_and_the_next_one_goes_on
+part $test 60 "$programs/deps/brain_killed" --ignored --exact $test --nocapture
 export BRAIN_DEVICE=cuda
 for seed in 1 2; do
     part demo_$seed 60 "$programs/pilot" demo --seed $seed --brain-program "$programs/brain"

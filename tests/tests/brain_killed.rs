@@ -170,3 +170,61 @@ async fn the_number_of_drafts_changes_no_token() {
         );
     }
 }
+
+/// A device that breaks ends its brain with an exit status that says so; the next brain goes on
+/// where the stream broke off.
+async fn a_broken_device_costs_no_token(flags: &[&str], tokens: u32) {
+    let options = |more: &[&str]| BrainOptions {
+        flags: [flags, more]
+            .concat()
+            .into_iter()
+            .map(String::from)
+            .collect(),
+        ..BrainOptions::default()
+    };
+    let whole = generate(
+        &mut Brain::start(options(&[])).client(),
+        "run-5",
+        Some(fake_spec(12, tokens)),
+        0,
+    )
+    .await
+    .unwrap();
+    assert_eq!(whole.ids.len(), tokens as usize);
+    let mut have: Vec<u32> = Vec::new();
+    for broken_after in ["3", "7", "12"] {
+        let brain = Brain::start(options(&["--device-fault-after", broken_after]));
+        let spec = continued(fake_spec(12, tokens), &have);
+        let part = generate(&mut brain.client(), "run-5", Some(spec), have.len() as u32)
+            .await
+            .unwrap();
+        assert_eq!(part.reason(), FinishReason::Error, "{:?}", part.finished);
+        assert!(!part.ids.is_empty(), "nothing came before the fault");
+        have.extend(part.ids);
+        let end = brain.program.finish();
+        assert_eq!(end.code, Some(6), "{}", end.stderr);
+        assert!(
+            end.stderr.contains("the engine has stopped"),
+            "{}",
+            end.stderr
+        );
+    }
+    let brain = Brain::start(options(&[]));
+    let spec = continued(fake_spec(12, tokens), &have);
+    let last = generate(&mut brain.client(), "run-5", Some(spec), have.len() as u32)
+        .await
+        .unwrap();
+    assert_eq!(last.reason(), FinishReason::Length);
+    assert_eq!([have, last.ids].concat(), whole.ids);
+}
+
+#[tokio::test]
+async fn a_device_that_breaks_ends_its_brain_and_the_next_one_goes_on() {
+    a_broken_device_costs_no_token(&["--device", "fake"], TOKENS).await;
+}
+
+#[tokio::test]
+#[ignore = "needs a card"]
+async fn a_card_that_traps_ends_its_brain_and_the_next_one_goes_on() {
+    a_broken_device_costs_no_token(&["--device", "cuda"], 300).await;
+}

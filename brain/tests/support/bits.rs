@@ -11,7 +11,8 @@ use super::{Sequence, params};
 /// Tokens of an answer.
 pub const COUNT: usize = 40;
 
-/// A prompt of its own for every sequence.
+/// A prompt of its own for every sequence; with an answer behind it, within the 128 positions that
+/// the goldens know.
 pub fn prompt(number: usize) -> Vec<TokenId> {
     let mut x = 12345 + number as u64;
     let mut next = || {
@@ -20,7 +21,7 @@ pub fn prompt(number: usize) -> Vec<TokenId> {
             .wrapping_add(1_442_695_040_888_963_407);
         (x >> 33) as TokenId % 90 + 3
     };
-    (0..37 + 11 * number).map(|_| next()).collect()
+    (0..37 + 11 * (number % 5)).map(|_| next()).collect()
 }
 
 /// Requests that use the whole pipeline.
