@@ -27,6 +27,7 @@ const UNITS: &[&str] = &[
     "heads",
     "rows",
     "experts",
+    "expert_norms",
     "clusters",
     "plain",
     "round",

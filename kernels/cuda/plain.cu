@@ -226,6 +226,32 @@ extern "C" __global__ void plain_sum_norms(const __grid_constant__ NormArgs a) {
         x[i] = x[i] * of_x * other[i] + branch[i] * of_branch * weight[i];
 }
 
+// What the router reads: x / rms * scale * root. Grid (rows), one warp.
+extern "C" __global__ void plain_router_input(const __grid_constant__ ExpertArgs a) {
+    let_dependents_start();
+    wait_for_inputs();
+    const float* x = row_at(a.x, blockIdx.x, a.ldx);
+    const float* scale = reinterpret_cast<const float*>(a.weight);
+    float* y = row_at(a.y, blockIdx.x, a.ldy);
+    const float inverse = inverse_rms(x, a.k, a.eps);
+    for (uint32_t i = threadIdx.x; i < a.k; i += 32) y[i] = x[i] * inverse * scale[i] * a.root;
+}
+
+// y = the weighted results of a row's experts, by expert number. Grid (blocks of columns, rows).
+extern "C" __global__ void plain_experts_sum(const __grid_constant__ ExpertArgs a) {
+    let_dependents_start();
+    wait_for_inputs();
+    const uint32_t row = blockIdx.y, i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= a.n) return;
+    float sum = 0.0f;
+    for (uint32_t s = 0; s < a.top; s++) {
+        const uint32_t pair = row * a.top + s;
+        const uint32_t place = reinterpret_cast<const uint32_t*>(a.place)[pair];
+        sum += reinterpret_cast<const float*>(a.share)[pair] * row_at(a.x, place, a.ldx)[i];
+    }
+    row_at(a.y, row, a.ldy)[i] = sum;
+}
+
 // Element by element: as the unit rows has them. Grid (blocks of columns, rows).
 extern "C" __global__ void plain_embed(const __grid_constant__ RowsArgs a) {
     let_dependents_start();

@@ -1,6 +1,6 @@
 // Element by element, and reads by token. Floor: a launch each; the bytes are small.
 //
-// Compiled for all targets; not yet run.
+// Compiled for all targets; run on Hopper.
 #include "abi.cuh"
 #include "math.cuh"
 #include "ptx.cuh"
@@ -57,19 +57,6 @@ extern "C" __global__ void gather(const __grid_constant__ RowsArgs a) {
     const uint32_t k = column();
     if (k < a.width)
         write_pair(a.out, a.ldo, blockIdx.y, k, read_pair(a.a, a.lda, index_of(a), k));
-}
-
-// out = gelu(a) * b: gate and up, or a layer's gate and its per-layer input
-extern "C" __global__ void gelu_mul(const __grid_constant__ RowsArgs a) {
-    let_dependents_start();
-    wait_for_inputs();
-    const uint32_t k = column();
-    if (k >= a.width) return;
-    const uint32_t gate = read_pair(a.a, a.lda, blockIdx.y, k);
-    const uint32_t up = read_pair(a.b, a.ldb, blockIdx.y, k);
-    write_pair(a.out, a.ldo, blockIdx.y, k,
-               pack_bf16(gelu_tanh(low_bf16(gate)) * low_bf16(up),
-                         gelu_tanh(high_bf16(gate)) * high_bf16(up)));
 }
 
 // out = (norm(b * other_scale) + a[index] * scale) / sqrt 2, the norm over each layer's `width`

@@ -72,10 +72,10 @@ static_assert(offsetof(AttentionArgs, heads) == 88, "mirrored in abi.rs");
 
 // Norms over whole rows, width a multiple of 8 up to 8192; bf16 rows, fp32 weights.
 struct NormArgs {
-    dptr x;       // [rows][ldx]; add_norm and sum_norms write it
+    dptr x;       // [rows][ldx]; add_norm writes it, and plain_sum_norms
     dptr branch;  // [rows][ldb]
     dptr weight;  // of norm, or of the norm that branch gets
-    dptr other;   // add_norm: weights of the next norm, or 0; sum_norms: of the norm that x gets
+    dptr other;   // add_norm: weights of the next norm, or 0; plain_sum_norms: of x's norm
     dptr out;     // [rows][ldo]
     uint32_t width;
     uint32_t ldx, ldb, ldo;

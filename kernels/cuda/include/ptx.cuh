@@ -130,6 +130,11 @@ __device__ __forceinline__ void wait_for_inputs() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+// Brings a line near that will be read soon.
+__device__ __forceinline__ void prefetch(const void* at) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
+}
+
 // Barriers in shared memory (mbarrier) that count arrivals and bytes under way. A phase ends when
 // both are there; `parity` is the phase's number modulo two.
 __device__ __forceinline__ void barrier_init(uint32_t at, uint32_t arrivals) {

@@ -1,4 +1,4 @@
-//! Mixture of experts: parameter block.
+//! Mixture of experts: parameter blocks.
 
 use std::mem::{offset_of, size_of};
 
@@ -17,8 +17,12 @@ pub struct ExpertArgs {
     pub x: DevicePtr,
     /// A product's or the sum's result.
     pub y: DevicePtr,
-    /// Packed tiles, expert after expert; `router_input`: fp32 `[width]`.
+    /// Packed tiles, expert after expert; `plain_router_input`: fp32 `[width]`.
     pub weight: DevicePtr,
+    /// Packed block scales, expert after expert (NVFP4).
+    pub block_scale: DevicePtr,
+    /// fp32 `[experts][n]` in packed order, or 0.
+    pub row_scale: DevicePtr,
     /// `route`: fp32 `[experts]`.
     pub scale: DevicePtr,
     /// `[rows][ld_scores]`.
@@ -37,6 +41,8 @@ pub struct ExpertArgs {
     pub count: DevicePtr,
     /// Bytes from an expert's weights to the next one's.
     pub stride: u64,
+    /// And of its block scales.
+    pub scale_stride: u64,
     /// Rows.
     pub rows: u32,
     /// Experts of the layer.
@@ -59,15 +65,73 @@ pub struct ExpertArgs {
     pub by_row: u32,
     /// Pairs of an item, at most.
     pub height: u32,
-    /// `router_input`: of the norm.
+    /// `plain_router_input`: of the norm.
     pub eps: f32,
-    /// `router_input`: `1 / sqrt(width)`.
+    /// `plain_router_input`: `1 / sqrt(width)`.
     pub root: f32,
     /// Zero.
     pub pad: u32,
 }
 
-const _: () = assert!(size_of::<ExpertArgs>() == 152 && offset_of!(ExpertArgs, rows) == 96);
+const _: () = assert!(size_of::<ExpertArgs>() == 176 && offset_of!(ExpertArgs, rows) == 120);
+
+/// Norms around the experts of a layer: bf16 rows of one width, a multiple of 8, fp32 weights.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct ExpertNormArgs {
+    /// `[rows][ldx]`: the stream.
+    pub x: DevicePtr,
+    /// `[rows][ldb]`: attention's result; behind the experts the dense block's.
+    pub branch: DevicePtr,
+    /// `[width]`: the norm of what is added to the stream.
+    pub post: DevicePtr,
+    /// `[width]`: the norm of `out`; behind the experts perhaps 0.
+    pub next: DevicePtr,
+    /// `[rows][ldo]`.
+    pub out: DevicePtr,
+    /// `[width]`: of the experts' input; behind them of their result.
+    pub expert_norm: DevicePtr,
+    /// `[rows][lde]`.
+    pub expert_in: DevicePtr,
+    /// `[width]`.
+    pub router_scale: DevicePtr,
+    /// `[rows][lde]`.
+    pub router_in: DevicePtr,
+    /// `[width]`: of the dense block's result.
+    pub dense_norm: DevicePtr,
+    /// `[rows * top][ldr]`: of the experts, by place.
+    pub result: DevicePtr,
+    /// As in [`ExpertArgs`].
+    pub share: DevicePtr,
+    /// As in [`ExpertArgs`].
+    pub place: DevicePtr,
+    /// Columns.
+    pub width: u32,
+    /// Experts of a row.
+    pub top: u32,
+    /// Pitch of x.
+    pub ldx: u32,
+    /// Pitch of the branch.
+    pub ldb: u32,
+    /// Pitch of out.
+    pub ldo: u32,
+    /// Pitch of the experts' and the router's input.
+    pub lde: u32,
+    /// Pitch of the results.
+    pub ldr: u32,
+    /// Of every norm.
+    pub eps: f32,
+    /// Of the stream behind the experts.
+    pub scale: f32,
+    /// `1 / sqrt(width)`.
+    pub root: f32,
+}
+
+const _: () =
+    assert!(size_of::<ExpertNormArgs>() == 144 && offset_of!(ExpertNormArgs, width) == 104);
+
+/// Rows that one block routes and sorts.
+pub const ROUTED_AT_ONCE: usize = 8;
 
 /// Pairs of an item of the kernel for few rows, and of the one for many.
 pub const ITEM_PAIRS: [usize; 2] = [8, 64];

@@ -8,13 +8,13 @@ use super::DevicePtr;
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct NormArgs {
-    /// `[rows][ldx]`; `add_norm` and `sum_norms` write it.
+    /// `[rows][ldx]`; `add_norm` writes it, and in fp32 `sum_norms`.
     pub x: DevicePtr,
     /// `[rows][ldb]`.
     pub branch: DevicePtr,
     /// Of `norm_rows`, or of the norm that the branch gets.
     pub weight: DevicePtr,
-    /// `add_norm`: of the next norm, or 0; `sum_norms`: of the norm that x gets.
+    /// `add_norm`: of the next norm, or 0; `plain_sum_norms`: of the norm that x gets.
     pub other: DevicePtr,
     /// `[rows][ldo]`.
     pub out: DevicePtr,

@@ -70,6 +70,7 @@ inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
 }
 inline int __clz(uint32_t v) { return v ? __builtin_clz(v) : 32; }
 inline uint4 __ldcs(const uint4* p) { return *p; }
+inline uint2 __ldcs(const uint2* p) { return *p; }
 inline unsigned atomicAdd(unsigned* p, unsigned v) {
     const unsigned old = *p;
     *p += v;

@@ -82,6 +82,7 @@ API cuEventCreate(void** event, unsigned) {
 API cuEventDestroy_v2(void*) { return 0; }
 API cuEventRecord(void*, void*) { return 0; }
 API cuEventSynchronize(void*) { return 0; }
+API cuStreamWaitEvent(void*, void*, unsigned) { return 0; }
 
 API cuMemAlloc_v2(uint64_t* p, size_t bytes) {
     const size_t page = 4096, whole = (bytes + page - 1) / page * page;

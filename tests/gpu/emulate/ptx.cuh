@@ -44,6 +44,7 @@ inline void fence_for_matrix_unit() {}
 
 inline void let_dependents_start() {}
 inline void wait_for_inputs() {}
+inline void prefetch(const void*) {}
 
 // Barriers that count arrivals and bytes.
 void barrier_init(uint32_t at, uint32_t arrivals);
