@@ -16,7 +16,7 @@ use cudarc::driver::{
     sys::{self, CUdevice_attribute as Attribute, CUfunction_attribute as FunctionAttribute},
 };
 
-use crate::{IMAGES, Image, TARGETS, abi::DevicePtr};
+use crate::{IMAGES, Image, TARGETS, abi::DevicePtr, mark::Mark};
 
 /// The oldest driver whose calls are used, as the driver counts them.
 const MIN_DRIVER: i32 = 13000;
@@ -103,6 +103,15 @@ impl<T> Doing<T> for Result<T, DriverError> {
 /// Device memory for elements of type `T`.
 pub type Buffer<T> = CudaSlice<T>;
 
+/// Which of a device's two streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// The one that all work goes through.
+    Main,
+    /// Beside it, between [`Device::fork`] and [`Device::join`].
+    Side,
+}
+
 /// A grid of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
@@ -129,8 +138,12 @@ unsafe impl Sync for Module {}
 
 /// One GPU with all kernels loaded.
 pub struct Device {
+    // Where the side stream begins, and where it ends; they go before the context does.
+    forked: Mark,
+    joined: Mark,
     context: Arc<CudaContext>,
     stream: Arc<CudaStream>,
+    side: Arc<CudaStream>,
     kernels: HashMap<String, Kernel>,
     modules: Vec<Module>,
     /// The card's name.
@@ -188,6 +201,8 @@ impl Device {
             ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)? as usize;
         let per_block = ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         let stream = context.new_stream().doing("creating the stream")?;
+        let side = context.new_stream().doing("creating the side stream")?;
+        let (forked, joined) = (Mark::new()?, Mark::new()?);
         let mut kernels = HashMap::new();
         let mut modules = Vec::new();
         for image in images {
@@ -207,6 +222,9 @@ impl Device {
         Ok(Self {
             context,
             stream,
+            side,
+            forked,
+            joined,
             kernels,
             modules,
             name,
@@ -228,6 +246,16 @@ impl Device {
     /// The context.
     pub fn context(&self) -> &Arc<CudaContext> {
         &self.context
+    }
+
+    /// Lets the side stream begin behind all work of the main one so far.
+    pub fn fork(&self) -> Result<(), DeviceError> {
+        self.forked.order(&self.stream, &self.side)
+    }
+
+    /// Lets the main stream go on behind all work of the side one so far.
+    pub fn join(&self) -> Result<(), DeviceError> {
+        self.joined.order(&self.side, &self.stream)
     }
 
     /// The stream that all work goes through.
@@ -289,6 +317,26 @@ impl Device {
         args: &A,
         dependent: bool,
     ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's word.
+        unsafe { self.launch_in(Lane::Main, kernel, grid, args, dependent) }
+    }
+
+    /// The same in either stream. The first kernel behind a fork or a join is not `dependent`.
+    ///
+    /// # Safety
+    /// As [`Device::launch`] says.
+    pub unsafe fn launch_in<A: Copy>(
+        &self,
+        lane: Lane,
+        kernel: &str,
+        grid: Grid,
+        args: &A,
+        dependent: bool,
+    ) -> Result<(), DeviceError> {
+        let stream = match lane {
+            Lane::Main => &self.stream,
+            Lane::Side => &self.side,
+        };
         let Kernel(function) = *self
             .kernels
             .get(kernel)
@@ -308,7 +356,7 @@ impl Device {
             blockDimY: 1,
             blockDimZ: 1,
             sharedMemBytes: grid.shared as u32,
-            hStream: self.stream.cu_stream(),
+            hStream: stream.cu_stream(),
             attrs: &mut attribute,
             numAttrs: u32::from(dependent),
         };

@@ -3,8 +3,8 @@
 #![allow(unsafe_code, reason = "driver calls")]
 
 use cudarc::driver::{
-    DriverError,
-    sys::{self, CUevent_flags},
+    CudaStream, DriverError,
+    sys::{self, CUevent_flags, CUevent_wait_flags},
 };
 
 use crate::device::{Device, DeviceError};
@@ -14,6 +14,8 @@ pub struct Mark(sys::CUevent);
 
 // SAFETY: a handle of the driver, which takes it from any thread.
 unsafe impl Send for Mark {}
+// SAFETY: as above.
+unsafe impl Sync for Mark {}
 
 fn doing(what: &str) -> impl Fn(DriverError) -> DeviceError {
     move |error| DeviceError::Driver {
@@ -40,6 +42,26 @@ impl Mark {
         unsafe { sys::cuEventSynchronize(self.0) }
             .result()
             .map_err(doing("waiting for a copy"))
+    }
+}
+
+impl Mark {
+    /// Lets work of `later` from now on wait for the work of `earlier` so far.
+    pub(crate) fn order(
+        &self,
+        earlier: &CudaStream,
+        later: &CudaStream,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: live handles.
+        unsafe {
+            sys::cuEventRecord(self.0, earlier.cu_stream())
+                .result()
+                .and_then(|()| {
+                    let flags = CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
+                    sys::cuStreamWaitEvent(later.cu_stream(), self.0, flags).result()
+                })
+        }
+        .map_err(doing("ordering two streams"))
     }
 }
 
