@@ -68,6 +68,10 @@ pub trait Ops {
     }
     /// Prepares matrices of one input width, stacked in order.
     fn matrix(&mut self, parts: &[&Weight]) -> Self::Matrix;
+    /// Prepares gate and up for [`Ops::gated_linear`].
+    fn gated_matrix(&mut self, gate: &Weight, up: &Weight) -> Self::Matrix;
+    /// Room that gated products of `width` columns work in.
+    fn gated_room(&mut self, rows: Rows, width: usize) -> Self::Buf;
     /// Prepares a table.
     fn table(&mut self, weight: &Weight) -> Self::Table;
     /// Prepares a norm.
@@ -152,34 +156,70 @@ pub trait Ops {
         cache: &Self::Cache,
         out: &mut Self::Buf,
     );
-    /// `out = gelu(gate) * up` of columns `[gate | up]`, `width` each.
-    fn gated_act(&mut self, rows: Rows, gate_up: &Self::Buf, width: usize, out: &mut Self::Buf);
-    /// `gate = gelu(gate) * inputs[layer]`, in place, `width` columns.
-    fn layer_gate(
+    /// `out = gelu(x * gate^T) * (x * up^T)`, `width` columns, both products rounded; `room` was
+    /// made for as many.
+    #[allow(clippy::too_many_arguments, reason = "one fused operation")]
+    fn gated_linear(
         &mut self,
         rows: Rows,
-        gate: &mut Self::Buf,
+        x: &Self::Buf,
+        matrix: &Self::Matrix,
+        width: usize,
+        room: &mut Self::Buf,
+        out: &mut Self::Buf,
+    );
+    /// `gate = gelu(x * matrix^T) * inputs[layer]`, `width` columns, the product rounded.
+    #[allow(clippy::too_many_arguments, reason = "one fused operation")]
+    fn gated_inputs(
+        &mut self,
+        rows: Rows,
+        x: &Self::Buf,
+        matrix: &Self::Matrix,
         inputs: &Self::Buf,
         layer: usize,
         width: usize,
+        gate: &mut Self::Buf,
     );
-    /// Chooses experts by the raw stream `x`, runs them on `y` and sums them by expert number.
+    /// [`Ops::add_norm`] with scale 1 in front of a dense block with experts beside it: from the
+    /// same sum, `expert_in = norm(x)` by `expert_norm`, and what the router reads.
+    #[allow(clippy::too_many_arguments, reason = "one fused operation")]
+    fn add_norm_for_experts(
+        &mut self,
+        rows: Rows,
+        x: &mut Self::Buf,
+        branch: &Self::Buf,
+        post: &Self::Norm,
+        next: &Self::Norm,
+        out: &mut Self::Buf,
+        experts: &mut Self::Experts,
+        expert_norm: &Self::Norm,
+        expert_in: &mut Self::Buf,
+    );
+    /// Chooses experts by the raw stream `x` and runs them on `expert_in`.
     fn experts(
         &mut self,
         rows: Rows,
         x: &Self::Buf,
-        y: &Self::Buf,
+        expert_in: &Self::Buf,
         experts: &mut Self::Experts,
-        out: &mut Self::Buf,
+        expert_out: &mut Self::Buf,
     );
-    /// `a = norm_a(a) + norm_b(b)`, each rounded before the sum.
-    fn sum_norms(
+    /// `branch = dense_norm(branch) + expert_norm(e)`, each rounded before the sum, where `e` is
+    /// the experts' weighted sum by expert number; then [`Ops::add_norm`].
+    #[allow(clippy::too_many_arguments, reason = "one fused operation")]
+    fn join_experts(
         &mut self,
         rows: Rows,
-        a: &mut Self::Buf,
-        norm_a: &Self::Norm,
-        b: &Self::Buf,
-        norm_b: &Self::Norm,
+        x: &mut Self::Buf,
+        branch: &mut Self::Buf,
+        dense_norm: &Self::Norm,
+        experts: &Self::Experts,
+        expert_out: &mut Self::Buf,
+        expert_norm: &Self::Norm,
+        post: &Self::Norm,
+        scale: f32,
+        next: Option<&Self::Norm>,
+        out: &mut Self::Buf,
     );
     /// Copies the [`Rows::Out`] rows of a buffer of [`Rows::All`], `width` columns.
     fn gather(&mut self, all: &Self::Buf, width: usize, out: &mut Self::Buf);

@@ -28,9 +28,10 @@ pub(super) struct Stream<O: Ops> {
     pub(super) qkv: O::Buf,
     attended: O::Buf,
     branch: O::Buf,
-    gate_up: O::Buf,
+    gated_room: O::Buf,
     activated: O::Buf,
-    expert_branch: Option<O::Buf>,
+    expert_in: Option<O::Buf>,
+    expert_out: Option<O::Buf>,
     layer_inputs: Option<O::Buf>,
     layer_gate: Option<O::Buf>,
 }
@@ -49,9 +50,10 @@ impl<O: Ops> Stream<O> {
             qkv: ops.buffer(rows, widest(&qkv)),
             attended: ops.buffer(rows, widest(&q)),
             branch: ops.buffer(rows, plan.hidden),
-            gate_up: ops.buffer(rows, 2 * intermediate),
+            gated_room: ops.gated_room(rows, intermediate),
             activated: ops.buffer(rows, intermediate),
-            expert_branch: plan.moe.map(|_| ops.buffer(rows, plan.hidden)),
+            expert_in: plan.moe.map(|_| ops.buffer(rows, plan.hidden)),
+            expert_out: plan.moe.map(|_| ops.buffer(rows, plan.hidden)),
             layer_inputs: per_layer.map(|p| ops.buffer(rows, plan.layers.len() * p.dim)),
             layer_gate: per_layer.map(|p| ops.buffer(rows, p.dim)),
         }
@@ -131,7 +133,7 @@ impl<O: Ops> Layer<O> {
             post_attention_norm: ops.norm_weights(&w.post_attention_norm, eps),
             pre_feedforward_norm: ops.norm_weights(&w.pre_feedforward_norm, eps),
             post_feedforward_norm: ops.norm_weights(&w.post_feedforward_norm, eps),
-            gate_up: ops.matrix(&[&w.gate, &w.up]),
+            gate_up: ops.gated_matrix(&w.gate, &w.up),
             down: ops.matrix(&[&w.down]),
             scalar: scalar[0],
             per_layer,
@@ -164,55 +166,83 @@ impl<O: Ops> Layer<O> {
         let rows = s.rows;
         ops.attention(rows, self.shape, &s.qkv, cache, &mut s.attended);
         ops.linear(rows, &s.attended, &self.o, &mut s.branch);
-        let (post, pre) = (&self.post_attention_norm, &self.pre_feedforward_norm);
-        ops.add_norm(
-            rows,
-            &mut s.x,
-            &s.branch,
-            post,
-            1.0,
-            Some(pre),
-            &mut s.normed,
-        );
-
-        ops.linear(rows, &s.normed, &self.gate_up, &mut s.gate_up);
-        ops.gated_act(rows, &s.gate_up, self.intermediate, &mut s.activated);
-        ops.linear(rows, &s.activated, &self.down, &mut s.branch);
-        if let (Some(moe), Some(branch)) = (&mut self.moe, &mut s.expert_branch) {
-            ops.norm(rows, &s.x, &moe.pre_norm, &mut s.normed);
-            ops.experts(rows, &s.x, &s.normed, &mut moe.experts, branch);
-            let (dense, experts) = (&moe.post_norm_dense, &moe.post_norm_experts);
-            ops.sum_norms(rows, &mut s.branch, dense, branch, experts);
+        // Where per-layer inputs follow, they are what ends the layer.
+        match self.per_layer {
+            None => self.feed_forward(ops, s, self.scalar, Some(next)),
+            Some(_) => self.feed_forward(ops, s, 1.0, None),
         }
-
-        let post = &self.post_feedforward_norm;
         let inputs = s.layer_inputs.as_ref().zip(s.layer_gate.as_mut());
-        match self.per_layer.as_ref().zip(inputs) {
-            None => {
-                let scale = self.scalar;
-                ops.add_norm(
+        if let Some((per_layer, (inputs, gate))) = self.per_layer.as_ref().zip(inputs) {
+            let width = per_layer.width;
+            ops.gated_inputs(rows, &s.x, &per_layer.gate, inputs, i, width, gate);
+            ops.linear(rows, gate, &per_layer.projection, &mut s.branch);
+            let (post, scale) = (&per_layer.norm, self.scalar);
+            ops.add_norm(
+                rows,
+                &mut s.x,
+                &s.branch,
+                post,
+                scale,
+                Some(next),
+                &mut s.normed,
+            );
+        }
+    }
+
+    /// Adds attention's branch to the stream, then the feed-forward block's; after the latter the
+    /// stream is scaled, and normed by `next`.
+    fn feed_forward(&mut self, ops: &mut O, s: &mut Stream<O>, scale: f32, next: Option<&O::Norm>) {
+        let rows = s.rows;
+        let (post, pre) = (&self.post_attention_norm, &self.pre_feedforward_norm);
+        let expert_rooms = s.expert_in.as_mut().zip(s.expert_out.as_mut());
+        let mut moe = self.moe.as_mut().zip(expert_rooms);
+        match &mut moe {
+            None => ops.add_norm(
+                rows,
+                &mut s.x,
+                &s.branch,
+                post,
+                1.0,
+                Some(pre),
+                &mut s.normed,
+            ),
+            Some((moe, (expert_in, _))) => ops.add_norm_for_experts(
+                rows,
+                &mut s.x,
+                &s.branch,
+                post,
+                pre,
+                &mut s.normed,
+                &mut moe.experts,
+                &moe.pre_norm,
+                expert_in,
+            ),
+        }
+        ops.gated_linear(
+            rows,
+            &s.normed,
+            &self.gate_up,
+            self.intermediate,
+            &mut s.gated_room,
+            &mut s.activated,
+        );
+        ops.linear(rows, &s.activated, &self.down, &mut s.branch);
+        let post = &self.post_feedforward_norm;
+        match moe {
+            None => ops.add_norm(rows, &mut s.x, &s.branch, post, scale, next, &mut s.normed),
+            Some((moe, (expert_in, expert_out))) => {
+                ops.experts(rows, &s.x, expert_in, &mut moe.experts, expert_out);
+                ops.join_experts(
                     rows,
                     &mut s.x,
-                    &s.branch,
+                    &mut s.branch,
+                    &moe.post_norm_dense,
+                    &moe.experts,
+                    expert_out,
+                    &moe.post_norm_experts,
                     post,
                     scale,
-                    Some(next),
-                    &mut s.normed,
-                );
-            }
-            Some((per_layer, (inputs, gate))) => {
-                ops.add_norm(rows, &mut s.x, &s.branch, post, 1.0, None, &mut s.normed);
-                ops.linear(rows, &s.x, &per_layer.gate, gate);
-                ops.layer_gate(rows, gate, inputs, i, per_layer.width);
-                ops.linear(rows, gate, &per_layer.projection, &mut s.branch);
-                let (post, scale) = (&per_layer.norm, self.scalar);
-                ops.add_norm(
-                    rows,
-                    &mut s.x,
-                    &s.branch,
-                    post,
-                    scale,
-                    Some(next),
+                    next,
                     &mut s.normed,
                 );
             }

@@ -11,6 +11,7 @@ mod decode;
 mod elementwise;
 mod expand;
 mod experts;
+mod gates;
 mod kv;
 mod memory;
 mod mix;

@@ -11,8 +11,7 @@ use super::{
     attend::{Job, Scratch as AttendScratch, attend},
     clusters::Clusters,
     elementwise::{
-        AddNormRow, CapRow, GateRow, GatedRow, LayerInputRow, Norm, NormRow, ScaleRow, StoreRow,
-        SumNormsRow, TurnHeads,
+        AddNormRow, CapRow, LayerInputRow, Norm, NormRow, ScaleRow, StoreRow, TurnHeads,
     },
     experts::Experts,
     kv::{BLOCK, CacheLayer, KeyMaker, Pages},
@@ -109,7 +108,7 @@ impl CpuOps {
     }
 
     /// Calls `f` for every row, on several threads if rows are many or wide.
-    fn each(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
+    pub(super) fn each(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
         let threads = self.pool.threads();
         if threads == 1 || rows < 2 || rows * width <= SMALL {
             (0..rows).for_each(f);
@@ -124,14 +123,14 @@ impl CpuOps {
 }
 
 /// Row `i` of a buffer that several threads write.
-struct SharedRows {
+pub(super) struct SharedRows {
     data: Shards<f32>,
     stride: usize,
     width: usize,
 }
 
 impl SharedRows {
-    fn new(buf: &mut Buf) -> Self {
+    pub(super) fn new(buf: &mut Buf) -> Self {
         let (stride, width) = (buf.stride(), buf.width());
         Self {
             data: Shards::new(buf.data_mut()),
@@ -144,7 +143,7 @@ impl SharedRows {
         clippy::mut_from_ref,
         reason = "rows are disjoint, each used by one caller"
     )]
-    fn row(&self, i: usize) -> &mut [f32] {
+    pub(super) fn row(&self, i: usize) -> &mut [f32] {
         // SAFETY: callers pass row numbers of the step, which the buffer was made for, and each
         // number is handled by one call of the closure given to `each`.
         unsafe { self.data.slice(i * self.stride, self.width) }
@@ -176,6 +175,14 @@ impl Ops for CpuOps {
             self.words = Words::new(self.sizes.rows, matrix.inputs());
         }
         matrix
+    }
+
+    fn gated_matrix(&mut self, gate: &Weight, up: &Weight) -> Matrix {
+        self.matrix(&[gate, up])
+    }
+
+    fn gated_room(&mut self, rows: Rows, width: usize) -> Buf {
+        self.buffer(rows, 2 * width)
     }
 
     fn table(&mut self, weight: &Weight) -> Weight {
@@ -420,59 +427,77 @@ impl Ops for CpuOps {
         self.attend_scratch = scratch;
     }
 
-    fn gated_act(&mut self, rows: Rows, gate_up: &Buf, width: usize, out: &mut Buf) {
-        let (mode, out) = (self.mode, SharedRows::new(out));
-        self.each(self.count(rows), 8 * width, |i| {
-            let (gate, up) = gate_up.row(i)[..2 * width].split_at(width);
-            let out = &mut out.row(i)[..width];
-            dispatch(
-                mode.level,
-                GatedRow {
-                    gate,
-                    up,
-                    round: mode.round,
-                    out,
-                },
-            );
-        });
+    fn gated_linear(
+        &mut self,
+        rows: Rows,
+        x: &Buf,
+        matrix: &Matrix,
+        width: usize,
+        room: &mut Buf,
+        out: &mut Buf,
+    ) {
+        self.linear(rows, x, matrix, room);
+        self.gated_act(rows, room, width, out);
     }
 
-    fn layer_gate(&mut self, rows: Rows, gate: &mut Buf, inputs: &Buf, layer: usize, width: usize) {
-        let (mode, gate) = (self.mode, SharedRows::new(gate));
-        self.each(self.count(rows), 8 * width, |i| {
-            let gate = &mut gate.row(i)[..width];
-            let input = &inputs.row(i)[layer * width..(layer + 1) * width];
-            dispatch(
-                mode.level,
-                GateRow {
-                    gate,
-                    input,
-                    round: mode.round,
-                },
-            );
-        });
+    fn gated_inputs(
+        &mut self,
+        rows: Rows,
+        x: &Buf,
+        matrix: &Matrix,
+        inputs: &Buf,
+        layer: usize,
+        width: usize,
+        gate: &mut Buf,
+    ) {
+        self.linear(rows, x, matrix, gate);
+        self.layer_gate(rows, gate, inputs, layer, width);
     }
 
-    fn experts(&mut self, rows: Rows, x: &Buf, y: &Buf, experts: &mut Experts, out: &mut Buf) {
-        experts.run(&self.pool, self.mode, self.count(rows), x, y, out);
+    fn add_norm_for_experts(
+        &mut self,
+        rows: Rows,
+        x: &mut Buf,
+        branch: &Buf,
+        post: &Norm,
+        next: &Norm,
+        out: &mut Buf,
+        _: &mut Experts,
+        expert_norm: &Norm,
+        expert_in: &mut Buf,
+    ) {
+        self.add_norm(rows, x, branch, post, 1.0, Some(next), out);
+        self.norm(rows, x, expert_norm, expert_in);
     }
 
-    fn sum_norms(&mut self, rows: Rows, a: &mut Buf, norm_a: &Norm, b: &Buf, norm_b: &Norm) {
-        let width = norm_a.weight.len();
-        let (mode, a) = (self.mode, SharedRows::new(a));
-        self.each(self.count(rows), 2 * width, |i| {
-            let (a, b) = (&mut a.row(i)[..width], &b.row(i)[..width]);
-            dispatch(
-                mode.level,
-                SumNormsRow {
-                    a,
-                    norm_a,
-                    b,
-                    norm_b,
-                    round: mode.round,
-                },
-            );
-        });
+    fn experts(
+        &mut self,
+        rows: Rows,
+        x: &Buf,
+        expert_in: &Buf,
+        experts: &mut Experts,
+        expert_out: &mut Buf,
+    ) {
+        let count = self.count(rows);
+        experts.run(&self.pool, self.mode, count, x, expert_in, expert_out);
+    }
+
+    fn join_experts(
+        &mut self,
+        rows: Rows,
+        x: &mut Buf,
+        branch: &mut Buf,
+        dense_norm: &Norm,
+        _: &Experts,
+        expert_out: &mut Buf,
+        expert_norm: &Norm,
+        post: &Norm,
+        scale: f32,
+        next: Option<&Norm>,
+        out: &mut Buf,
+    ) {
+        self.sum_norms(rows, branch, dense_norm, expert_out, expert_norm);
+        self.add_norm(rows, x, branch, post, scale, next, out);
     }
 
     fn gather(&mut self, all: &Buf, width: usize, out: &mut Buf) {
