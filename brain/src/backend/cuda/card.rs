@@ -10,8 +10,10 @@ use std::sync::Arc;
 
 use marathon_kernels::{
     abi::{DevicePtr, YardstickArgs},
-    device::{Buffer, Device, DeviceError, Grid},
+    device::{Buffer, Device, DeviceError, Grid, Lane},
 };
+
+use super::staging::{Extent, Staging};
 
 /// Memory on the card; `at` stays the same for its life.
 pub(super) struct Region {
@@ -35,6 +37,11 @@ pub(super) struct Shape {
     pub(super) shared_per_sm: usize,
 }
 
+/// Bytes of a piece of weights on its way.
+pub(super) const PIECE: usize = 64 << 20;
+/// Bytes of the landing: a piece, and its block scales behind it.
+pub(super) const LANDING: usize = PIECE + PIECE / 8;
+
 const COMMON: Shape = Shape {
     sms: 132,
     clusters: 15,
@@ -48,6 +55,12 @@ pub(super) struct Card {
     pub(super) taken: usize,
     failure: Option<DeviceError>,
     errors: Option<Region>,
+    staging: Option<Staging>,
+    /// Where pieces of weights stand until they are packed.
+    landing: Option<Region>,
+    lane: Lane,
+    /// Nothing was launched yet behind a fork or a join.
+    fresh: bool,
     /// Matrices are random numbers made on the card, whatever their files hold.
     pub(super) random: bool,
 }
@@ -59,6 +72,10 @@ impl Card {
             taken: 0,
             failure: None,
             errors: None,
+            staging: None,
+            landing: None,
+            lane: Lane::Main,
+            fresh: false,
             random: false,
         }
     }
@@ -140,19 +157,51 @@ impl Card {
         self.region(bytes, memory)
     }
 
-    /// Calls `use_it` with memory that holds these bytes for as long as the call and all it
-    /// launches.
-    pub(super) fn lend(&mut self, data: &[u8], use_it: impl FnOnce(&mut Self, DevicePtr)) {
-        let Some(device) = self.device.clone() else {
+    /// Copies bytes to the landing, `offset` bytes into it, behind all earlier work; they stay until
+    /// the next bytes land there. All of the landing is [`LANDING`] bytes.
+    pub(super) fn land(&mut self, offset: usize, data: &[u8]) -> DevicePtr {
+        debug_assert!(offset + data.len() <= LANDING);
+        if self.landing.is_none() {
+            self.landing = Some(self.zeros(LANDING));
+        }
+        let at = self.landing.as_ref().map_or(0, |l| l.at) + offset as u64;
+        self.fill(at, data);
+        at
+    }
+
+    /// Copies bytes to an address in a live region behind all earlier work; they are not needed
+    /// any more when it returns.
+    pub(super) fn fill(&mut self, at: DevicePtr, data: &[u8]) {
+        let Some(device) = self.device.clone().filter(|_| self.failure.is_none()) else {
             return;
         };
-        let made = device.upload(data);
-        let Some(memory) = self.keep(made) else {
-            return;
+        let sent = self.staged(|staging| {
+            let bytes = data.len().next_multiple_of(4);
+            staging.send(&device, &[Extent { at, bytes }], data)
+        });
+        self.keep(sent);
+    }
+
+    fn staged<T>(
+        &mut self,
+        work: impl FnOnce(&mut Staging) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        let mut staging = match self.staging.take() {
+            Some(staging) => staging,
+            None => Staging::new()?,
         };
-        use_it(self, device.address(&memory));
-        let waited = device.wait();
-        self.keep(waited);
+        let result = work(&mut staging);
+        self.staging = Some(staging);
+        result
+    }
+
+    /// Everything is on the card: the landing is given back, and the way there handed on.
+    pub(super) fn loaded(&mut self) -> Result<Staging, DeviceError> {
+        if let Some(device) = &self.device {
+            device.wait()?;
+        }
+        self.landing = None;
+        self.staging.take().map_or_else(Staging::new, Ok)
     }
 
     /// Random bf16 numbers of the size that weights have.
@@ -172,6 +221,25 @@ impl Card {
     pub(super) fn fault(&mut self, kernel: &str, args: &YardstickArgs) {
         // SAFETY: these kernels follow none of the block's addresses.
         unsafe { self.launch(kernel, [1, 1, 1], 32, 0, args) };
+    }
+
+    /// What is launched from now on, until [`Card::back`], runs beside what is launched then.
+    pub(super) fn fork(&mut self) {
+        let forked = self.device.clone().map(|device| device.fork());
+        forked.and_then(|forked| self.keep(forked));
+        (self.lane, self.fresh) = (Lane::Side, true);
+    }
+
+    /// Behind what stood in front of the fork.
+    pub(super) fn back(&mut self) {
+        (self.lane, self.fresh) = (Lane::Main, false);
+    }
+
+    /// What follows waits for what was launched beside.
+    pub(super) fn join(&mut self) {
+        let joined = self.device.clone().map(|device| device.join());
+        joined.and_then(|joined| self.keep(joined));
+        self.fresh = true;
     }
 
     /// Launches a kernel behind all earlier work, overlapping the end of the one before.
@@ -200,7 +268,8 @@ impl Card {
             shared,
         };
         // SAFETY: the caller's word.
-        let launched = unsafe { device.launch(kernel, grid, args, true) };
+        let launched = unsafe { device.launch_in(self.lane, kernel, grid, args, !self.fresh) };
+        self.fresh = false;
         self.keep(launched);
     }
 }

@@ -1,18 +1,21 @@
-//! Mixture of experts on the card: route, sort pairs by expert, two products, sum.
+//! Mixture of experts on the card: route, sort pairs by expert, two products. What stands around
+//! them, norms and sums, is one kernel in front and one behind (see `ops`).
 
 #![allow(unsafe_code, reason = "kernel launches")]
 
-use marathon_kernels::abi::{ExpertArgs, ITEM_PAIRS, most_items};
+use std::sync::Arc;
+
+use marathon_kernels::abi::{ExpertArgs, ExpertNormArgs, ITEM_PAIRS, ROUTED_AT_ONCE, most_items};
 
 use super::{
     card::{Card, Region},
     form::Form,
     launch::Buf,
-    weights::{self, Matrix},
+    weights::{self, Matrix, Stack},
 };
 use crate::model::{plan::Moe, weight::Weight, weights::MoeWeights};
 
-/// Router and experts of a layer, with room to work in.
+/// Router and experts of a layer.
 pub(super) struct Experts {
     moe: Moe,
     eps: f32,
@@ -20,15 +23,15 @@ pub(super) struct Experts {
     pub(super) router: Matrix,
     router_scale: Region,
     expert_scale: Region,
-    gate_up: (Region, usize),
-    down: (Region, usize),
-    pub(super) router_input: Buf,
-    pub(super) scores: Buf,
-    room: Room,
+    gate_up: Stack,
+    down: Stack,
+    room: Arc<ExpertRoom>,
 }
 
-/// What a step's pairs are written to.
-struct Room {
+/// What the experts of every layer work in, one layer after the other.
+pub(super) struct ExpertRoom {
+    router_input: Buf,
+    scores: Buf,
     chosen: Region,
     share: Region,
     place: Region,
@@ -40,32 +43,18 @@ struct Room {
     result: Buf,
 }
 
-impl Experts {
-    pub(super) fn new(
-        card: &mut Card,
-        form: Form,
-        weights: &MoeWeights,
-        moe: &Moe,
-        eps: f32,
-        rows: usize,
-    ) -> Self {
-        let hidden = weights.router.cols();
+impl ExpertRoom {
+    pub(super) fn new(card: &mut Card, form: Form, moe: &Moe, hidden: usize, rows: usize) -> Self {
         let pairs = rows * moe.top_k;
         let items = most_items(pairs, moe.experts, ITEM_PAIRS[0]);
-        let scale = weights.router_scale.to_vec();
-        let expert_scale = weights.expert_scale.to_vec();
-        let gate_up: Vec<Vec<&Weight>> = weights
-            .experts
-            .iter()
-            .map(|e| e.gate_up.iter().collect())
-            .collect();
-        let down: Vec<Vec<&Weight>> = weights.experts.iter().map(|e| vec![&e.down]).collect();
         // The fast product gates by itself.
         let wide = match form {
             Form::Bf16 => 8,
             Form::F32 => 2 * moe.intermediate,
         };
-        let room = Room {
+        Self {
+            router_input: Buf::new(card, form, rows, hidden),
+            scores: Buf::new(card, form, rows, moe.experts),
             chosen: card.zeros(pairs * 4),
             share: card.zeros(pairs * 4),
             place: card.zeros(pairs * 4),
@@ -75,7 +64,28 @@ impl Experts {
             wide: Buf::new(card, form, pairs, wide),
             activated: Buf::new(card, form, pairs, moe.intermediate),
             result: Buf::new(card, form, pairs, hidden),
-        };
+        }
+    }
+}
+
+impl Experts {
+    pub(super) fn new(
+        card: &mut Card,
+        form: Form,
+        weights: &MoeWeights,
+        moe: &Moe,
+        eps: f32,
+        room: Arc<ExpertRoom>,
+    ) -> Self {
+        let hidden = weights.router.cols();
+        let scale = weights.router_scale.to_vec();
+        let expert_scale = weights.expert_scale.to_vec();
+        let gate_up: Vec<Vec<&Weight>> = weights
+            .experts
+            .iter()
+            .map(|e| e.gate_up.iter().collect())
+            .collect();
+        let down: Vec<Vec<&Weight>> = weights.experts.iter().map(|e| vec![&e.down]).collect();
         Self {
             moe: *moe,
             eps,
@@ -85,17 +95,30 @@ impl Experts {
             expert_scale: weights::floats(card, &expert_scale),
             gate_up: weights::experts(card, form, &gate_up, form == Form::Bf16),
             down: weights::experts(card, form, &down, false),
-            router_input: Buf::new(card, form, rows, hidden),
-            scores: Buf::new(card, form, rows, moe.experts),
             room,
         }
     }
 
+    /// What the router's product reads.
+    pub(super) fn router_input(&self) -> &Buf {
+        &self.room.router_input
+    }
+
+    /// Where the router's product goes.
+    pub(super) fn scores(&self) -> &Buf {
+        &self.room.scores
+    }
+
+    fn root(&self) -> f32 {
+        1.0 / (self.hidden as f32).sqrt()
+    }
+
     fn args(&self, rows: usize) -> ExpertArgs {
         let r = &self.room;
+        let many = rows * self.moe.top_k > 8 * self.moe.experts;
         ExpertArgs {
             scale: self.expert_scale.at,
-            scores: self.scores.at(),
+            scores: r.scores.at(),
             chosen: r.chosen.at,
             share: r.share.at,
             place: r.place.at,
@@ -105,59 +128,97 @@ impl Experts {
             rows: rows as u32,
             experts: self.moe.experts as u32,
             top: self.moe.top_k as u32,
-            ld_scores: self.scores.pitch(),
+            ld_scores: r.scores.pitch(),
+            height: ITEM_PAIRS[usize::from(many)] as u32,
             eps: self.eps,
-            root: 1.0 / (self.hidden as f32).sqrt(),
+            root: self.root(),
             ..ExpertArgs::default()
         }
     }
 
-    /// What the router's product reads.
-    pub(super) fn prepare(&self, card: &mut Card, form: Form, rows: usize, x: &Buf) {
+    /// The router's part of the norms in front.
+    pub(super) fn router_args(&self) -> ExpertNormArgs {
+        ExpertNormArgs {
+            router_scale: self.router_scale.at,
+            router_in: self.room.router_input.at(),
+            root: self.root(),
+            ..ExpertNormArgs::default()
+        }
+    }
+
+    /// The experts' part of the norms behind.
+    pub(super) fn result_args(&self) -> ExpertNormArgs {
+        ExpertNormArgs {
+            result: self.room.result.at(),
+            ldr: self.room.result.pitch(),
+            share: self.room.share.at,
+            place: self.room.place.at,
+            top: self.moe.top_k as u32,
+            ..ExpertNormArgs::default()
+        }
+    }
+
+    /// What the router's product reads, in fp32.
+    pub(super) fn plain_input(&self, card: &mut Card, rows: usize, x: &Buf) {
         let args = ExpertArgs {
             x: x.at(),
             ldx: x.pitch(),
-            y: self.router_input.at(),
-            ldy: self.router_input.pitch(),
+            y: self.room.router_input.at(),
+            ldy: self.room.router_input.pitch(),
             weight: self.router_scale.at,
             k: self.hidden as u32,
             ..self.args(rows)
         };
         // SAFETY: buffers of as many rows as a step can have.
-        unsafe { card.launch(&form.kernel("router_input"), [rows, 1, 1], 256, 0, &args) };
+        unsafe { card.launch("plain_router_input", [rows, 1, 1], 32, 0, &args) };
     }
 
-    /// After the router's product: `out` = the weighted sum of the chosen experts of `y`.
-    pub(super) fn run(&self, card: &mut Card, form: Form, rows: usize, y: &Buf, out: &Buf) {
-        let pairs = rows * self.moe.top_k;
-        let height = ITEM_PAIRS[usize::from(pairs > 8 * self.moe.experts)];
-        let args = ExpertArgs {
-            height: height as u32,
-            ..self.args(rows)
-        };
-        let inner = self.moe.intermediate;
+    /// After the router's product: every row's experts, and the pairs sorted by them.
+    pub(super) fn route(&self, card: &mut Card, form: Form, rows: usize) {
+        let args = self.args(rows);
+        // SAFETY: the room was made for the pairs of as many rows as a step can have.
+        unsafe {
+            if form == Form::Bf16 && rows <= ROUTED_AT_ONCE {
+                card.launch("route_and_sort", [1, 1, 1], 1024, 0, &args);
+                return;
+            }
+            card.launch(&form.kernel("route"), [rows, 1, 1], 128, 0, &args);
+            card.launch("sort_pairs", [1, 1, 1], 1024, 0, &args);
+        }
+    }
+
+    /// Results of the chosen experts of `y`, by place.
+    pub(super) fn products(&self, card: &mut Card, rows: usize, y: &Buf) {
+        let args = self.args(rows);
+        let height = args.height as usize;
+        let items = most_items(rows * self.moe.top_k, self.moe.experts, height);
         let r = &self.room;
         let up = ExpertArgs {
-            x: y.at(),
-            ldx: y.pitch(),
-            weight: self.gate_up.0.at,
-            stride: self.gate_up.1 as u64,
-            n: 2 * inner as u32,
-            k: self.hidden as u32,
-            by_row: 1,
-            ..args
+            y: r.activated.at(),
+            ldy: r.activated.pitch(),
+            gated: 1,
+            ..self.up(y, &args)
         };
-        let down = ExpertArgs {
-            x: r.activated.at(),
-            ldx: r.activated.pitch(),
-            y: r.result.at(),
-            ldy: r.result.pitch(),
-            weight: self.down.0.at,
-            stride: self.down.1 as u64,
-            n: self.hidden as u32,
-            k: inner as u32,
-            ..args
+        let down = self.down(&args);
+        let kernel = |stack: &Stack| format!("experts_{}_m{height}", stack.form.name());
+        let tiles = |n: u32| [(n as usize).div_ceil(16), items, 1];
+        // SAFETY: as above.
+        unsafe {
+            card.launch(&kernel(&self.gate_up), tiles(up.n), 256, 0, &up);
+            card.launch(&kernel(&self.down), tiles(down.n), 256, 0, &down);
+        }
+    }
+
+    /// In fp32: the weighted results of every row's experts, in `out`.
+    pub(super) fn plain_products(&self, card: &mut Card, rows: usize, y: &Buf, out: &Buf) {
+        let (args, r) = (self.args(rows), &self.room);
+        let (pairs, inner) = (rows * self.moe.top_k, self.moe.intermediate);
+        let up = ExpertArgs {
+            y: r.wide.at(),
+            ldy: r.wide.pitch(),
+            ..self.up(y, &args)
         };
+        let down = self.down(&args);
         let sum = ExpertArgs {
             x: r.result.at(),
             ldx: r.result.pitch(),
@@ -166,38 +227,39 @@ impl Experts {
             n: self.hidden as u32,
             ..args
         };
-        // SAFETY: the room was made for the pairs of as many rows as a step can have.
+        let outputs = |n: u32| [(n as usize).div_ceil(8), pairs, 1];
+        let columns = [self.hidden.div_ceil(256), rows, 1];
+        // SAFETY: as above.
         unsafe {
-            card.launch(&form.kernel("route"), [rows, 1, 1], 128, 0, &args);
-            card.launch("sort_pairs", [1, 1, 1], 1024, 0, &args);
-            match form {
-                Form::Bf16 => {
-                    let items = most_items(pairs, self.moe.experts, height);
-                    let kernel = format!("experts_bf16_m{height}");
-                    let up = ExpertArgs {
-                        y: r.activated.at(),
-                        ldy: r.activated.pitch(),
-                        gated: 1,
-                        ..up
-                    };
-                    let tiles = |n: usize| [n.div_ceil(16), items, 1];
-                    card.launch(&kernel, tiles(2 * inner), 256, 0, &up);
-                    card.launch(&kernel, tiles(self.hidden), 256, 0, &down);
-                }
-                Form::F32 => {
-                    let up = ExpertArgs {
-                        y: r.wide.at(),
-                        ldy: r.wide.pitch(),
-                        ..up
-                    };
-                    let outputs = |n: usize| [n.div_ceil(8), pairs, 1];
-                    card.launch("plain_experts", outputs(2 * inner), 256, 0, &up);
-                    r.wide.gate(card, form, pairs, inner, &r.activated);
-                    card.launch("plain_experts", outputs(self.hidden), 256, 0, &down);
-                }
-            }
-            let columns = [self.hidden.div_ceil(256), rows, 1];
-            card.launch(&form.kernel("experts_sum"), columns, 256, 0, &sum);
+            card.launch("plain_experts", outputs(up.n), 256, 0, &up);
+            r.wide.gate(card, pairs, inner, &r.activated);
+            card.launch("plain_experts", outputs(down.n), 256, 0, &down);
+            card.launch("plain_experts_sum", columns, 256, 0, &sum);
+        }
+    }
+
+    /// The first product, but for where it goes.
+    fn up(&self, y: &Buf, args: &ExpertArgs) -> ExpertArgs {
+        ExpertArgs {
+            x: y.at(),
+            ldx: y.pitch(),
+            n: 2 * self.moe.intermediate as u32,
+            k: self.hidden as u32,
+            by_row: 1,
+            ..self.gate_up.args(args)
+        }
+    }
+
+    fn down(&self, args: &ExpertArgs) -> ExpertArgs {
+        let r = &self.room;
+        ExpertArgs {
+            x: r.activated.at(),
+            ldx: r.activated.pitch(),
+            y: r.result.at(),
+            ldy: r.result.pitch(),
+            n: self.hidden as u32,
+            k: self.moe.intermediate as u32,
+            ..self.down.args(args)
         }
     }
 }

@@ -9,6 +9,9 @@ use crate::backend::arena::{RowSet, Span};
 /// long span of a prompt leaves no block half empty.
 const SPAN: usize = 64;
 
+/// Keys of a split of sliding layers.
+const SLIDING_SPLIT: usize = 128;
+
 /// Spans that one launch computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Group {
@@ -22,13 +25,16 @@ pub(super) struct Group {
     pub(super) splits: [usize; 2],
 }
 
-/// Splits that the rows with ends in `first ..= last` see: full, sliding.
+/// Splits that the rows of a span see at most, whose ends are in `first ..= last`: full, sliding.
+///
+/// A whole window is counted as the most splits that it can touch, wherever it lies, so that launches
+/// of a growing sequence repeat.
 pub(super) fn splits(first: usize, last: usize, window: usize) -> [usize; 2] {
-    let low = first.saturating_sub(window);
-    [
-        splits_of_row(0, last, false),
-        splits_of_row(low, last, true),
-    ]
+    let sliding = match first > window {
+        true => window / SLIDING_SPLIT + 2,
+        false => splits_of_row(0, last, true),
+    };
+    [splits_of_row(0, last, false), sliding]
 }
 
 /// A number of splits rounded up so that few different ones are left: launches of a growing

@@ -14,31 +14,23 @@ use super::{
     form::Form,
     launch::{CudaOps, Needs},
     memory,
+    rounds::Part,
     staging::{Extent, Staging},
-    step::{Shape, StepError},
+    step::StepError,
 };
 use crate::{
-    backend::{
-        Limits,
-        arena::Arena,
-        ops::{Ops as _, Rows},
-    },
+    backend::{Limits, arena::Arena, ops::Rows},
     model::{LoadedModel, drafter::Drafter, gemma::Gemma, plan::Kind},
     sched::types::{BlockId, Emitted, Group, Logprobs, SeqOutput, StepOutput, TokenId},
 };
 
-/// Rows up to which a step is a recorded graph: launches of larger ones hide behind their work.
-const GRAPH_ROWS: usize = 64;
-/// Recorded graphs at most; then all are forgotten and recorded anew.
-const MOST_GRAPHS: usize = 512;
-
 /// The model, its pools and the recorded rounds on one card.
 pub(super) struct Held {
     // Graphs and weights go before the card that they are on.
-    graphs: HashMap<Shape, Graph>,
-    gemma: Gemma<CudaOps>,
-    drafter: Option<Drafter<CudaOps>>,
-    ops: CudaOps,
+    pub(super) graphs: HashMap<Part, Graph>,
+    pub(super) gemma: Gemma<CudaOps>,
+    pub(super) drafter: Option<Drafter<CudaOps>>,
+    pub(super) ops: CudaOps,
     staging: Staging,
     pub(super) device: Arc<Device>,
 }
@@ -76,6 +68,7 @@ impl Held {
         if let Some(failure) = ops.card.take_failure() {
             return Err(failure.into());
         }
+        let staging = ops.card.loaded()?;
         let bad = ops.card.bad_codes()?;
         if bad > 0 {
             return Err(CudaError::Model(format!(
@@ -87,7 +80,7 @@ impl Held {
             gemma,
             drafter,
             ops,
-            staging: Staging::new()?,
+            staging,
             device,
         })
     }
@@ -114,49 +107,14 @@ impl Held {
         self.ops.card.take_failure().map_or(Ok(()), Err)
     }
 
-    /// Everything that the card does in a round.
-    fn launch_round(&mut self) {
-        let Self {
-            ops,
-            gemma,
-            drafter,
-            ..
-        } = self;
-        gemma.forward(ops);
-        if ops.count(Rows::Out) == 0 {
-            return;
-        }
-        ops.sample_and_verify(gemma.logits());
-        let Some(drafter) = drafter else { return };
-        if ops.count(Rows::Draft) == 0 {
-            return;
-        }
-        drafter.begin(ops, gemma);
-        while ops.count(Rows::Draft) > 0 {
-            drafter.step(ops, gemma);
-        }
-    }
-
-    fn compute(&mut self, graphs: bool) -> Result<(), DeviceError> {
-        let shape = self.ops.step.shape.clone();
-        if !graphs || shape.rows > GRAPH_ROWS {
-            self.launch_round();
-            return self.ops.card.take_failure().map_or(Ok(()), Err);
-        }
-        if !self.graphs.contains_key(&shape) {
-            if self.graphs.len() >= MOST_GRAPHS {
-                self.graphs.clear();
-            }
-            let device = self.device.clone();
-            let recorded = Graph::record(&device, || {
-                self.launch_round();
-                self.ops.card.take_failure().map_or(Ok(()), Err)
-            })?;
-            if let Some(graph) = recorded {
-                self.graphs.insert(shape.clone(), graph);
-            }
-        }
-        self.graphs.get(&shape).map_or(Ok(()), Graph::launch)
+    /// Sends what a step is to the card.
+    pub(super) fn send(&mut self, arena: &Arena) -> Result<(), Failed> {
+        let group_rows = self.ops.group_rows;
+        let sent = self.ops.step.send(&self.ops.card, arena, group_rows);
+        sent.map_err(|error| match error {
+            StepError::Device(error) => error.into(),
+            other => Failed::Step(format!("bad step: {other}")),
+        })
     }
 
     /// Runs the step in the arena; the results are on the host after it.
@@ -166,12 +124,7 @@ impl Held {
         graphs: bool,
         limit: Duration,
     ) -> Result<(), Failed> {
-        let group_rows = self.ops.group_rows;
-        let sent = self.ops.step.send(&self.ops.card, arena, group_rows);
-        sent.map_err(|error| match error {
-            StepError::Device(error) => error.into(),
-            other => Failed::Step(format!("bad step: {other}")),
-        })?;
+        self.send(arena)?;
         self.compute(graphs)?;
         self.ops.step.fetch(&self.ops.card)?;
         match self.device.wait_within(limit)? {

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code, reason = "kernel launches")]
 
+use std::sync::Arc;
+
 use marathon_kernels::{
     abi::{
         AttentionArgs, AttentionPlan, DevicePtr, Epilogue, HeadsArgs, LargeLinear, LinearArgs,
@@ -12,6 +14,7 @@ use marathon_kernels::{
 
 use super::{
     card::{Card, Region},
+    experts::{ExpertRoom, Experts},
     form::Form,
     groups::{Group, bucket, splits},
     rope::Turns,
@@ -92,8 +95,8 @@ impl Buf {
         self.width
     }
 
-    /// `out = gelu(gate) * up` of columns `[gate | up]`, `width` each.
-    pub(super) fn gate(&self, card: &mut Card, form: Form, rows: usize, width: usize, out: &Buf) {
+    /// `out = gelu(gate) * up` of columns `[gate | up]` in fp32, `width` each.
+    pub(super) fn gate(&self, card: &mut Card, rows: usize, width: usize, out: &Buf) {
         let args = RowsArgs {
             a: self.at(),
             b: self.place(0, width),
@@ -103,7 +106,7 @@ impl Buf {
             ldo: out.pitch(),
             ..rows_args(rows, width)
         };
-        by_column(card, form, "gelu_mul", rows, width, &args);
+        by_column(card, Form::F32, "gelu_mul", rows, width, &args);
     }
 }
 
@@ -191,6 +194,19 @@ pub(super) struct Clusters {
     pub(super) width: usize,
 }
 
+/// What becomes of a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Finish {
+    /// It is rounded and stored.
+    Store,
+    /// Of gate and up in turns, `gelu(gate) * up`; the fast products only.
+    Gated,
+    /// `gelu` of it, times what lies at this address and pitch; the fast products only.
+    GeluMul(DevicePtr, u32),
+    /// Logits with their cap, if any.
+    Logits(Option<f32>),
+}
+
 /// Room to choose tokens in, for rows of one width.
 struct SampleRoom {
     work: Region,
@@ -211,6 +227,8 @@ pub(super) struct CudaOps {
     /// Rows that a launch of attention takes.
     pub(super) group_rows: usize,
     sample_room: SampleRoom,
+    /// What every layer's experts work in.
+    pub(super) expert_room: Option<Arc<ExpertRoom>>,
     /// The embedding where it is the head too.
     pub(super) tied: Option<(*const u8, Option<Matrix>)>,
 }
@@ -266,6 +284,7 @@ impl CudaOps {
             partial_splits: most,
             group_rows,
             sample_room,
+            expert_room: None,
             tied: needs.tied.and_then(weights::identity).map(|p| (p, None)),
         })
     }
@@ -293,32 +312,38 @@ impl CudaOps {
         x: &Buf,
         matrix: &Matrix,
         out: &Buf,
-        cap: Option<Option<f32>>,
+        finish: Finish,
     ) {
         if m == 0 {
             return;
         }
         let (n, k) = (matrix.n, matrix.k);
         let [weight, block_scale, row_scale] = matrix.at();
-        debug_assert!(k <= x.width() && n <= out.width());
+        debug_assert!(k <= x.width());
+        let (epilogue, z, ldz) = match finish {
+            Finish::Store => (Epilogue::Store, 0, 0),
+            Finish::Gated => (Epilogue::Gated, 0, 0),
+            Finish::GeluMul(z, pitch) => (Epilogue::GeluMul, z, pitch),
+            Finish::Logits(_) => (Epilogue::Logits, 0, 0),
+        };
         let mut args = LinearArgs {
             weight,
             block_scale,
             row_scale,
             x: x.at(),
             y: out.at(),
-            z: 0,
+            z,
             m: m as u32,
             n: n as u32,
             k: k as u32,
             ldx: x.pitch(),
             ldy: out.pitch(),
-            ldz: 0,
-            epilogue: match cap {
-                None => Epilogue::Store,
-                Some(_) => Epilogue::Logits,
-            } as u32,
-            softcap: cap.flatten().unwrap_or(0.0),
+            ldz,
+            epilogue: epilogue as u32,
+            softcap: match finish {
+                Finish::Logits(cap) => cap.unwrap_or(0.0),
+                _ => 0.0,
+            },
             chunk: 0,
             depth: 0,
         };
@@ -558,6 +583,29 @@ impl CudaOps {
         let kernel = self.form.kernel(kernel);
         // SAFETY: buffers of as many rows as a step can have.
         unsafe { self.card.launch(&kernel, [count, 1, 1], threads, 0, args) };
+    }
+
+    /// Chooses every row's experts by what the router reads.
+    pub(super) fn route(&mut self, rows: usize, experts: &Experts) {
+        let (input, scores) = (experts.router_input(), experts.scores());
+        self.product(rows, input, &experts.router, scores, Finish::Store);
+        experts.route(&mut self.card, self.form, rows);
+    }
+
+    /// `a = norm_a(a) + norm_b(b)` in fp32.
+    pub(super) fn sum_norms(&mut self, rows: Rows, a: &Buf, norm_a: &Norm, b: &Buf, norm_b: &Norm) {
+        let args = NormArgs {
+            x: a.at(),
+            ldx: a.pitch(),
+            branch: b.at(),
+            ldb: b.pitch(),
+            weight: norm_b.memory.at,
+            eps: norm_b.eps,
+            other: norm_a.memory.at,
+            other_eps: norm_a.eps,
+            ..norm_args(norm_a.width)
+        };
+        self.norms(rows, "sum_norms", &args);
     }
 
     /// Rows of a buffer by their numbers, into the columns from `column` on.

@@ -14,11 +14,15 @@ mod lists;
 mod memory;
 mod ops;
 mod rope;
+mod rounds;
 mod staging;
 mod step;
 mod weights;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use marathon_kernels::device::{Device, DeviceError};
 
@@ -32,7 +36,7 @@ use held::{Failed, Held};
 pub use memory::MemoryPlan;
 
 /// Changes whenever a bit of the card's results may.
-const NUMERIC_VERSION: u32 = 1;
+const NUMERIC_VERSION: u32 = 2;
 
 /// Most drafts of a round.
 pub const MAX_DRAFTS: usize = 8;
@@ -102,6 +106,9 @@ pub enum CudaError {
     /// Something is wrong with the weights that only reading all of them shows.
     #[error(transparent)]
     Weights(#[from] NameError),
+    /// Rounds could not be recorded.
+    #[error("recording rounds on the card failed: {0}; lower --gpu-memory-utilization")]
+    Recording(String),
     /// No card, no kernels, or a driver call failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -146,7 +153,17 @@ impl CudaExecutor {
         let capability = device.capability()?;
         let plan = MemoryPlan::make(&model, form, options, device.memory()?)?;
         let name = device.name.clone();
-        let held = Held::new(device, &model, form, &plan.limits, options.random_weights)?;
+        let mut held = Held::new(device, &model, form, &plan.limits, options.random_weights)?;
+        if options.graphs {
+            let begin = Instant::now();
+            let parts = held
+                .record_rounds(&plan.limits, &model.defaults.suppressed)
+                .map_err(|failed| match failed {
+                    Failed::Step(why) | Failed::Card(why) => CudaError::Recording(why),
+                })?;
+            let seconds = begin.elapsed().as_secs_f32();
+            tracing::info!(parts, seconds, "rounds are recorded");
+        }
         let recipe = format!(
             "numeric {NUMERIC_VERSION}; cuda {}.{}; activations {form}; weights as stored, by \
              block and int4 as {form}; kv {form}; tp 1",

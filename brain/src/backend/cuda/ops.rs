@@ -2,12 +2,18 @@
 
 #![allow(unsafe_code, reason = "kernel launches")]
 
-use marathon_kernels::abi::{ClusterArgs, NormArgs, RowsArgs, VerifyArgs, WeightForm};
+use std::sync::Arc;
+
+use marathon_kernels::abi::{
+    ClusterArgs, ExpertNormArgs, NormArgs, RowsArgs, VerifyArgs, WeightForm,
+};
 
 use super::{
-    experts::Experts,
+    experts::{ExpertRoom, Experts},
     form::Form,
-    launch::{Buf, Cache, Clusters, CudaOps, by_column, draft_groups, norm_args, rows_args},
+    launch::{
+        Buf, Cache, Clusters, CudaOps, Finish, by_column, draft_groups, norm_args, rows_args,
+    },
     rope::Turns,
     weights::{self, Matrix, Norm, Table},
 };
@@ -46,6 +52,18 @@ impl Ops for CudaOps {
             return matrix.clone();
         }
         weights::matrix(&mut self.card, self.form, parts)
+    }
+
+    fn gated_matrix(&mut self, gate: &Weight, up: &Weight) -> Matrix {
+        weights::gated_matrix(&mut self.card, self.form, gate, up)
+    }
+
+    fn gated_room(&mut self, rows: Rows, width: usize) -> Buf {
+        // The fast product gates by itself.
+        match self.form {
+            Form::Bf16 => Buf::new(&mut self.card, self.form, 1, 8),
+            Form::F32 => self.buffer(rows, 2 * width),
+        }
     }
 
     fn table(&mut self, weight: &Weight) -> Table {
@@ -90,14 +108,16 @@ impl Ops for CudaOps {
     }
 
     fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {
-        Experts::new(
-            &mut self.card,
-            self.form,
-            weights,
-            moe,
-            eps,
-            self.sizes.rows,
-        )
+        let (form, rows) = (self.form, self.sizes.rows);
+        let hidden = weights.router.cols();
+        let room = match &self.expert_room {
+            Some(room) => room.clone(),
+            None => {
+                let room = Arc::new(ExpertRoom::new(&mut self.card, form, moe, hidden, rows));
+                self.expert_room.insert(room).clone()
+            }
+        };
+        Experts::new(&mut self.card, form, weights, moe, eps, room)
     }
 
     fn clusters(
@@ -210,7 +230,7 @@ impl Ops for CudaOps {
     }
 
     fn linear(&mut self, rows: Rows, x: &Buf, matrix: &Matrix, out: &mut Buf) {
-        self.product(self.count(rows), x, matrix, out, None);
+        self.product(self.count(rows), x, matrix, out, Finish::Store);
     }
 
     fn query(&mut self, rows: Rows, shape: HeadShape, q: &mut Buf, norm: &Norm, rope: &Turns) {
@@ -246,45 +266,167 @@ impl Ops for CudaOps {
         }
     }
 
-    fn gated_act(&mut self, rows: Rows, gate_up: &Buf, width: usize, out: &mut Buf) {
-        gate_up.gate(&mut self.card, self.form, self.step.count(rows), width, out);
+    fn gated_linear(
+        &mut self,
+        rows: Rows,
+        x: &Buf,
+        matrix: &Matrix,
+        width: usize,
+        room: &mut Buf,
+        out: &mut Buf,
+    ) {
+        let count = self.count(rows);
+        match self.form {
+            Form::Bf16 => self.product(count, x, matrix, out, Finish::Gated),
+            Form::F32 => {
+                self.product(count, x, matrix, room, Finish::Store);
+                room.gate(&mut self.card, count, width, out);
+            }
+        }
     }
 
-    fn layer_gate(&mut self, rows: Rows, gate: &mut Buf, inputs: &Buf, layer: usize, width: usize) {
-        let count = self.count(rows);
+    fn gated_inputs(
+        &mut self,
+        rows: Rows,
+        x: &Buf,
+        matrix: &Matrix,
+        inputs: &Buf,
+        layer: usize,
+        width: usize,
+        gate: &mut Buf,
+    ) {
+        let (count, inputs_at) = (self.count(rows), inputs.place(0, layer * width));
+        if self.form == Form::Bf16 {
+            let finish = Finish::GeluMul(inputs_at, inputs.pitch());
+            self.product(count, x, matrix, gate, finish);
+            return;
+        }
+        self.product(count, x, matrix, gate, Finish::Store);
         let args = RowsArgs {
             a: gate.at(),
-            b: inputs.place(0, layer * width),
+            b: inputs_at,
             out: gate.at(),
             lda: gate.pitch(),
             ldb: inputs.pitch(),
             ldo: gate.pitch(),
             ..rows_args(count, width)
         };
-        by_column(&mut self.card, self.form, "gelu_mul", count, width, &args);
+        by_column(&mut self.card, Form::F32, "gelu_mul", count, width, &args);
     }
 
-    fn experts(&mut self, rows: Rows, x: &Buf, y: &Buf, experts: &mut Experts, out: &mut Buf) {
+    fn add_norm_for_experts(
+        &mut self,
+        rows: Rows,
+        x: &mut Buf,
+        branch: &Buf,
+        post: &Norm,
+        next: &Norm,
+        out: &mut Buf,
+        experts: &mut Experts,
+        expert_norm: &Norm,
+        expert_in: &mut Buf,
+    ) {
         let count = self.count(rows);
-        experts.prepare(&mut self.card, self.form, count, x);
-        let (input, scores) = (&experts.router_input, &experts.scores);
-        self.product(count, input, &experts.router, scores, None);
-        experts.run(&mut self.card, self.form, count, y, out);
+        if self.form == Form::F32 {
+            self.add_norm(rows, x, branch, post, 1.0, Some(next), out);
+            self.norm(rows, x, expert_norm, expert_in);
+            experts.plain_input(&mut self.card, count, x);
+            return;
+        }
+        let args = ExpertNormArgs {
+            x: x.at(),
+            ldx: x.pitch(),
+            branch: branch.at(),
+            ldb: branch.pitch(),
+            post: post.memory.at,
+            next: next.memory.at,
+            out: out.at(),
+            ldo: out.pitch(),
+            expert_norm: expert_norm.memory.at,
+            expert_in: expert_in.at(),
+            lde: expert_in.pitch(),
+            width: post.width as u32,
+            eps: post.eps,
+            ..experts.router_args()
+        };
+        debug_assert_eq!([next.eps, expert_norm.eps], [post.eps; 2]);
+        let threads = NormArgs::threads(post.width);
+        let blocks = [count, 1, 1];
+        // SAFETY: buffers of as many rows as a step can have.
+        unsafe {
+            self.card
+                .launch("add_norm_for_experts", blocks, threads, 0, &args);
+        }
+        // Which experts a row uses is found out while the dense block runs.
+        self.card.fork();
+        self.route(count, experts);
+        self.card.back();
     }
 
-    fn sum_norms(&mut self, rows: Rows, a: &mut Buf, norm_a: &Norm, b: &Buf, norm_b: &Norm) {
-        let args = NormArgs {
-            x: a.at(),
-            ldx: a.pitch(),
-            branch: b.at(),
-            ldb: b.pitch(),
-            weight: norm_b.memory.at,
-            eps: norm_b.eps,
-            other: norm_a.memory.at,
-            other_eps: norm_a.eps,
-            ..norm_args(norm_a.width)
+    fn experts(
+        &mut self,
+        rows: Rows,
+        _: &Buf,
+        expert_in: &Buf,
+        experts: &mut Experts,
+        expert_out: &mut Buf,
+    ) {
+        let count = self.count(rows);
+        match self.form {
+            Form::Bf16 => {
+                self.card.join();
+                experts.products(&mut self.card, count, expert_in);
+            }
+            Form::F32 => {
+                self.route(count, experts);
+                experts.plain_products(&mut self.card, count, expert_in, expert_out);
+            }
+        }
+    }
+
+    fn join_experts(
+        &mut self,
+        rows: Rows,
+        x: &mut Buf,
+        branch: &mut Buf,
+        dense_norm: &Norm,
+        experts: &Experts,
+        expert_out: &mut Buf,
+        expert_norm: &Norm,
+        post: &Norm,
+        scale: f32,
+        next: Option<&Norm>,
+        out: &mut Buf,
+    ) {
+        let count = self.count(rows);
+        if self.form == Form::F32 {
+            self.sum_norms(rows, branch, dense_norm, expert_out, expert_norm);
+            self.add_norm(rows, x, branch, post, scale, next, out);
+            return;
+        }
+        let args = ExpertNormArgs {
+            x: x.at(),
+            ldx: x.pitch(),
+            branch: branch.at(),
+            ldb: branch.pitch(),
+            post: post.memory.at,
+            next: next.map_or(0, |n| n.memory.at),
+            out: out.at(),
+            ldo: out.pitch(),
+            expert_norm: expert_norm.memory.at,
+            dense_norm: dense_norm.memory.at,
+            width: post.width as u32,
+            eps: post.eps,
+            scale,
+            ..experts.result_args()
         };
-        self.norms(rows, "sum_norms", &args);
+        debug_assert_eq!([dense_norm.eps, expert_norm.eps], [post.eps; 2]);
+        let threads = NormArgs::threads(post.width);
+        // SAFETY: buffers of as many rows as a step can have.
+        unsafe {
+            self.card
+                .launch("join_experts", [count, 1, 1], threads, 0, &args);
+        }
     }
 
     fn gather(&mut self, all: &Buf, width: usize, out: &mut Buf) {
@@ -300,7 +442,7 @@ impl Ops for CudaOps {
         softcap: Option<f32>,
         out: &mut Buf,
     ) {
-        self.product(self.count(rows), h, matrix, out, Some(softcap));
+        self.product(self.count(rows), h, matrix, out, Finish::Logits(softcap));
     }
 
     fn sample_and_verify(&mut self, logits: &Buf) {

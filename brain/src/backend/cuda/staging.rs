@@ -12,6 +12,8 @@ use marathon_kernels::{
 
 /// Bytes of a half: long enough for the full rate of the bus.
 const HALF: usize = 16 << 20;
+/// Bytes that a thread copies.
+const SHARE: usize = HALF / 8;
 const WORD: usize = size_of::<u32>();
 
 /// A run of bytes on the card, a multiple of four.
@@ -71,7 +73,7 @@ impl Staging {
             half.idle.wait()?;
             let total = load.iter().map(|piece| piece.bytes).sum();
             let (mine, rest) = left.split_at(left.len().min(total));
-            half.memory.as_bytes_mut()[..mine.len()].copy_from_slice(mine);
+            copy(mine, &mut half.memory.as_bytes_mut()[..mine.len()]);
             left = rest;
             let mut word = 0;
             for piece in load {
@@ -122,6 +124,19 @@ impl Staging {
         into.extend_from_slice(&half.memory.as_bytes()[..bytes]);
         Ok(())
     }
+}
+
+/// Copies by several threads where it is much: bytes of a mapped file come from the disk while they
+/// are copied, and one thread waits for one page at a time.
+fn copy(from: &[u8], to: &mut [u8]) {
+    if from.len() < 2 * SHARE {
+        return to.copy_from_slice(from);
+    }
+    std::thread::scope(|scope| {
+        for (from, to) in from.chunks(SHARE).zip(to.chunks_mut(SHARE)) {
+            scope.spawn(move || to.copy_from_slice(from));
+        }
+    });
 }
 
 /// Cuts places into loads of at most `most` bytes, in order.

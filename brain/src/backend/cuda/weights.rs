@@ -5,16 +5,13 @@
 
 use std::{borrow::Cow, sync::Arc};
 
-use marathon_kernels::abi::{DevicePtr, NVFP4_GAIN, PackArgs, WeightForm};
+use marathon_kernels::abi::{DevicePtr, ExpertArgs, NVFP4_GAIN, PackArgs, WeightForm};
 
 use super::{
-    card::{Card, Region},
+    card::{Card, PIECE, Region},
     form::Form,
 };
 use crate::model::weight::{Form as Stored, Weight};
-
-/// Bytes of a matrix that are on their way at a time.
-const PIECE: usize = 256 << 20;
 
 /// A matrix ready for products, or several stacked by rows.
 #[derive(Clone)]
@@ -142,7 +139,7 @@ fn pack(card: &mut Card, weight: &Weight, from: usize, rows: usize, to: &Place) 
     }
     let k = weight.cols();
     let errors = card.errors();
-    let per_piece = (PIECE / (2 * k)).max(1).next_multiple_of(8);
+    let per_piece = (PIECE / (2 * k)).max(8) / 8 * 8;
     for begin in (0..rows).step_by(per_piece) {
         let count = per_piece.min(rows - begin);
         let start = from + begin;
@@ -157,9 +154,9 @@ fn pack(card: &mut Card, weight: &Weight, from: usize, rows: usize, to: &Place) 
             _ => (rows_as(Form::Bf16, weight, start, count), &[]),
         };
         let turned = if to.interleave > 0 { 2 * begin } else { begin };
-        let mut args = PackArgs {
-            source: 0,
-            scales: 0,
+        let args = PackArgs {
+            source: card.land(0, &codes),
+            scales: card.land(PIECE, scales),
             weight: to.tiles,
             block_scale: to.block_scales,
             errors,
@@ -169,124 +166,153 @@ fn pack(card: &mut Card, weight: &Weight, from: usize, rows: usize, to: &Place) 
             interleave: to.interleave,
         };
         let kernel = format!("pack_{}", to.form.name());
-        card.lend(&codes, |card, source| {
-            args.source = source;
-            if scales.is_empty() {
-                // SAFETY: the source holds `count` rows, the tiles all of the matrix.
-                unsafe { card.launch(&kernel, [1024, 1, 1], 256, 0, &args) };
-                return;
+        // SAFETY: the landing holds `count` rows and a scale per 16 of each, the tiles all of the
+        // matrix.
+        unsafe {
+            card.launch(&kernel, [1024, 1, 1], 256, 0, &args);
+            if !scales.is_empty() {
+                card.launch("pack_nvfp4_scales", [1024, 1, 1], 256, 0, &args);
             }
-            card.lend(scales, |card, scales| {
-                args.scales = scales;
-                // SAFETY: as above, and a scale per 16 of a row.
-                unsafe {
-                    card.launch(&kernel, [1024, 1, 1], 256, 0, &args);
-                    card.launch("pack_nvfp4_scales", [1024, 1, 1], 256, 0, &args);
-                }
-            });
-        });
+        }
     }
 }
 
 /// Prepares matrices of one input width, stacked in order.
 pub(super) fn matrix(card: &mut Card, form: Form, parts: &[&Weight]) -> Matrix {
-    let n = parts.iter().map(|w| w.rows()).sum();
-    let k = parts.first().map_or(0, |w| w.cols());
-    if form == Form::F32 {
-        let tiles = card.upload(n * k * 4, || {
-            let rows = |w: &&Weight| rows_as(form, w, 0, w.rows()).into_owned();
-            parts.iter().flat_map(rows).collect()
-        });
-        return Matrix {
-            form: WeightForm::Bf16,
-            tiles: Arc::new(tiles),
-            block_scales: None,
-            row_scales: None,
-            n,
-            k,
-        };
-    }
-    let form = packed_form(parts);
-    let (codes, scales) = form.packed_bytes(n, k);
-    let tiles = card.zeros(codes);
-    let block_scales = (scales > 0).then(|| card.zeros(scales));
-    let mut place = Place {
-        form,
-        tiles: tiles.at,
-        block_scales: block_scales.as_ref().map_or(0, |s| s.at),
-        first: 0,
-        interleave: 0,
-    };
-    if card.random {
-        card.randomize(&tiles, codes);
-    }
-    for weight in parts {
-        pack(card, weight, 0, weight.rows(), &place);
-        place.first += weight.rows();
-    }
-    let rows: Vec<f32> = parts.iter().flat_map(|w| row_scales(form, w)).collect();
-    let row_scales = (!rows.is_empty()).then(|| Arc::new(floats(card, &rows)));
+    packed(card, form, parts, false)
+}
+
+/// Prepares gate and up: for the fast products in turns of eight rows, else stacked.
+pub(super) fn gated_matrix(card: &mut Card, form: Form, gate: &Weight, up: &Weight) -> Matrix {
+    packed(card, form, &[gate, up], form == Form::Bf16)
+}
+
+fn packed(card: &mut Card, form: Form, parts: &[&Weight], gated: bool) -> Matrix {
+    let stack = experts(card, form, &[parts.to_vec()], gated);
     Matrix {
-        form,
-        tiles: Arc::new(tiles),
-        block_scales: block_scales.map(Arc::new),
-        row_scales,
-        n,
-        k,
+        form: stack.form,
+        tiles: Arc::new(stack.tiles),
+        block_scales: stack.block_scales.map(Arc::new),
+        row_scales: stack.row_scales.map(Arc::new),
+        n: parts.iter().map(|w| w.rows()).sum(),
+        k: parts.first().map_or(0, |w| w.cols()),
     }
 }
 
-/// Matrices of experts, one behind the other, and the bytes from one to the next.
-///
-/// Each is given by its parts; where there are two, or `gated`, the first half of its rows is gate,
-/// the second up, and they lie in turns of eight.
+/// Matrices of one shape, one behind the other.
+pub(super) struct Stack {
+    /// How they are packed.
+    pub(super) form: WeightForm,
+    tiles: Region,
+    block_scales: Option<Region>,
+    /// A scale per row of all matrices, in packed order.
+    row_scales: Option<Region>,
+    /// Bytes from one to the next: tiles, block scales.
+    strides: (usize, usize),
+}
+
+impl Stack {
+    /// The weights of a product.
+    pub(super) fn args(&self, args: &ExpertArgs) -> ExpertArgs {
+        let at = |region: &Option<Region>| region.as_ref().map_or(0, |r| r.at);
+        ExpertArgs {
+            weight: self.tiles.at,
+            block_scale: at(&self.block_scales),
+            row_scale: at(&self.row_scales),
+            stride: self.strides.0 as u64,
+            scale_stride: self.strides.1 as u64,
+            ..*args
+        }
+    }
+}
+
+/// Prepares matrices of one shape. Each is given by its parts, stacked by rows; where `gated`, the
+/// first half of its rows is gate, the second up, and they lie in turns of eight.
 pub(super) fn experts(
     card: &mut Card,
     form: Form,
     matrices: &[Vec<&Weight>],
     gated: bool,
-) -> (Region, usize) {
+) -> Stack {
     let rows = |parts: &Vec<&Weight>| parts.iter().map(|w| w.rows()).sum::<usize>();
-    let n = matrices.first().map_or(0, rows);
-    let k = matrices
-        .first()
-        .and_then(|m| m.first())
-        .map_or(0, |w| w.cols());
+    let first = matrices.first();
+    let n = first.map_or(0, rows);
+    let k = first.and_then(|m| m.first()).map_or(0, |w| w.cols());
     if form == Form::F32 {
-        let memory = card.upload(matrices.len() * n * k * 4, || {
+        let tiles = card.upload(matrices.len() * n * k * 4, || {
             let parts = matrices.iter().flatten();
             parts
                 .flat_map(|w| rows_as(form, w, 0, w.rows()).into_owned())
                 .collect()
         });
-        return (memory, n * k * 4);
-    }
-    let stride = WeightForm::Bf16.packed_bytes(n, k).0;
-    let memory = card.zeros(matrices.len() * stride);
-    if card.random {
-        card.randomize(&memory, matrices.len() * stride);
-    }
-    for (expert, parts) in matrices.iter().enumerate() {
-        let place = |interleave| Place {
+        return Stack {
             form: WeightForm::Bf16,
-            tiles: memory.at + (expert * stride) as u64,
-            block_scales: 0,
-            first: 0,
-            interleave,
+            tiles,
+            block_scales: None,
+            row_scales: None,
+            strides: (n * k * 4, 0),
         };
-        match (parts.as_slice(), gated) {
-            ([gate, up], true) => {
-                pack(card, gate, 0, n / 2, &place(1));
-                pack(card, up, 0, n / 2, &place(2));
+    }
+    let all: Vec<&Weight> = matrices.iter().flatten().copied().collect();
+    let form = packed_form(&all);
+    let strides = form.packed_bytes(n, k);
+    let tiles = card.zeros(matrices.len() * strides.0);
+    let block_scales = (strides.1 > 0).then(|| card.zeros(matrices.len() * strides.1));
+    if card.random {
+        card.randomize(&tiles, matrices.len() * strides.0);
+    }
+    let mut scales = Vec::new();
+    for (number, parts) in matrices.iter().enumerate() {
+        let mut place = Place {
+            form,
+            tiles: tiles.at + (number * strides.0) as u64,
+            block_scales: block_scales
+                .as_ref()
+                .map_or(0, |s| s.at + (number * strides.1) as u64),
+            first: 0,
+            interleave: 0,
+        };
+        let own: Vec<f32> = parts.iter().flat_map(|w| row_scales(form, w)).collect();
+        scales.extend(if gated { in_turns(&own) } else { own });
+        if !gated {
+            for weight in parts {
+                pack(card, weight, 0, weight.rows(), &place);
+                place.first += weight.rows();
             }
-            ([both], true) => {
-                pack(card, both, 0, n / 2, &place(1));
-                pack(card, both, n / 2, n / 2, &place(2));
-            }
-            (parts, _) => parts.iter().for_each(|w| pack(card, w, 0, n, &place(0))),
+            continue;
+        }
+        let halves = match parts.as_slice() {
+            [gate, up] => [(*gate, 0), (*up, 0)],
+            [both, ..] => [(*both, 0), (*both, n / 2)],
+            [] => continue,
+        };
+        for ((weight, from), interleave) in halves.into_iter().zip([1, 2]) {
+            pack(
+                card,
+                weight,
+                from,
+                n / 2,
+                &Place {
+                    interleave,
+                    ..place
+                },
+            );
         }
     }
-    (memory, stride)
+    Stack {
+        form,
+        tiles,
+        block_scales,
+        row_scales: (!scales.is_empty()).then(|| floats(card, &scales)),
+        strides,
+    }
+}
+
+/// Numbers of gate rows and of up rows behind them, in turns of eight.
+fn in_turns(numbers: &[f32]) -> Vec<f32> {
+    let (gate, up) = numbers.split_at(numbers.len() / 2);
+    let turns = gate.chunks(8).zip(up.chunks(8));
+    turns.flat_map(|(gate, up)| [gate, up].concat()).collect()
 }
 
 fn random(card: &mut Card, bytes: usize) -> Region {
@@ -302,9 +328,16 @@ pub(super) fn table(card: &mut Card, form: Form, weight: &Weight) -> Table {
         let memory = random(card, rows * width * form.size());
         return Table::Rows { memory, width };
     }
-    let memory = card.upload(rows * width * form.size(), || {
-        rows_as(form, weight, 0, rows).into_owned()
-    });
+    let row = width * form.size();
+    let memory = card.zeros(rows * row);
+    if card.device().is_some() {
+        let per_piece = (PIECE / row.max(1)).max(1);
+        for begin in (0..rows).step_by(per_piece) {
+            let count = per_piece.min(rows - begin);
+            let bytes = rows_as(form, weight, begin, count);
+            card.fill(memory.at + (begin * row) as u64, &bytes);
+        }
+    }
     Table::Rows { memory, width }
 }
 
@@ -339,4 +372,18 @@ pub(super) struct Norm {
     pub(super) memory: Region,
     pub(super) width: usize,
     pub(super) eps: f32,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_turns;
+
+    #[test]
+    fn gate_and_up_take_turns_of_eight() {
+        let numbers: Vec<f32> = (0..32).map(|i| i as f32).collect();
+        let turned = in_turns(&numbers);
+        let expected = [0..8, 16..24, 8..16, 24..32].into_iter().flatten();
+        assert!(turned.iter().zip(expected).all(|(a, b)| *a == b as f32));
+        assert_eq!(turned.len(), 32);
+    }
 }
