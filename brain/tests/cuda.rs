@@ -22,6 +22,11 @@ use brain::{
     },
     demo,
     model::{self, LoadedModel},
+    quantize::{
+        self,
+        layout::{Format, Recipe},
+        run::{Task, Watch},
+    },
     sched::{
         mask::Mask,
         types::{BlockId, Group, SamplingParams, Step, TokenId},
@@ -219,6 +224,46 @@ fn bf16_models_are_near_the_processor() {
     }
     let tokens: Vec<TokenId> = (0..90).map(|i| 5 + (i * i * 7 + i) % 900).collect();
     near_the_processor("demo", &demo_model, &tokens, 0.75);
+}
+
+struct Silent;
+
+impl Watch for Silent {
+    fn begin(&self, _: u64, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn shard(&self, _: &str, _: usize, _: usize) {}
+}
+
+/// Dense blocks and experts in eight and four bits: near the processor, and the same bits in pieces
+/// and with drafts from elsewhere.
+#[test]
+#[ignore = "needs a card"]
+fn fewer_bits_are_near_the_processor() {
+    let mut compared = 0;
+    for name in ["26b", "e4b"] {
+        let plain = grown(name, 32);
+        for format in [Format::Fp8, Format::Nvfp4] {
+            let folder = tempfile::tempdir().unwrap();
+            let target = folder.path().join("quantised");
+            let task = Task {
+                source: plain.path().to_owned(),
+                target: target.clone(),
+                recipe: Recipe {
+                    format,
+                    attention: true,
+                    shard_size: 1 << 30,
+                },
+                threads: 4,
+            };
+            quantize::run::run(&task, &Silent).unwrap();
+            let label = format!("{name} in {format:?}");
+            near_the_processor(&label, &|| loaded(&target), &prompt(4), 0.5);
+            let mut executor = card(&target, &small());
+            compared += foreign_drafts(&label, &mut executor);
+            compared += pieces(&label, &mut executor, &[1, 7, 31]);
+        }
+    }
+    println!("{compared} generations compared");
 }
 
 #[test]
@@ -477,6 +522,32 @@ fn step_times_of_released_sizes() {
                 times.join("; ")
             );
         }
+    }
+}
+
+/// From weights in memory to the first token: how long the card takes to get them, with the rounds
+/// recorded. The weights are zeros that no disk holds, so this is what is added to reading a file.
+#[test]
+#[ignore = "needs a card and measures"]
+fn weights_reach_the_card() {
+    for name in ["e4b", "26b"] {
+        let model = Arc::new(support::sparse::model(name, demo_model()));
+        let options = CudaOptions {
+            max_seqs: 1,
+            max_rows: 64,
+            max_model_len: 32_768,
+            ..CudaOptions::default()
+        };
+        let begin = Instant::now();
+        let mut executor = CudaExecutor::new(model, &options).unwrap();
+        let there = begin.elapsed().as_secs_f64();
+        let mut s = Sequence::new(&executor, 0, params(0.0));
+        s.generate(&mut executor, &[7; 40], 1, 0);
+        let gib = executor.memory().model as f64 / f64::from(1 << 30);
+        println!(
+            "{name}: {gib:.1} GiB in {there:.2} s, first token after {:.2} s",
+            begin.elapsed().as_secs_f64()
+        );
     }
 }
 

@@ -49,6 +49,7 @@ nvidia-smi --query-gpu=name,driver_version,clocks.sm,memory.used --format=csv,no
 for test in goldens_agree_with_the_reference \
     fp32_models_choose_the_tokens_that_the_processor_chooses \
     bf16_models_are_near_the_processor \
+    fewer_bits_are_near_the_processor \
     drafts_pieces_and_company_change_no_bit \
     restarts_and_sizes_change_no_bit \
     long_prompts_in_any_pieces_have_the_same_bits \
