@@ -203,6 +203,7 @@ fn lone(
             history: Vec::new(),
             prompt_len: context,
             next_drafts: next,
+            masks: Vec::new(),
         }),
     }
 }
@@ -225,6 +226,7 @@ mod tests {
             sliding_blocks: 64,
             sliding_block_bytes: 1,
             window,
+            masked_rows: 1,
         }
     }
 

@@ -12,8 +12,9 @@ use marathon_kernels::{
 
 /// Bytes of a half: long enough for the full rate of the bus.
 const HALF: usize = 16 << 20;
-/// Bytes that a thread copies.
-const SHARE: usize = HALF / 8;
+/// Threads that copy, and bytes that are worth one.
+const THREADS: usize = 8;
+const LEAST_SHARE: usize = 512 << 10;
 const WORD: usize = size_of::<u32>();
 
 /// A run of bytes on the card, a multiple of four.
@@ -129,11 +130,12 @@ impl Staging {
 /// Copies by several threads where it is much: bytes of a mapped file come from the disk while they
 /// are copied, and one thread waits for one page at a time.
 fn copy(from: &[u8], to: &mut [u8]) {
-    if from.len() < 2 * SHARE {
+    let share = from.len().div_ceil(THREADS).max(LEAST_SHARE);
+    if from.len() <= share {
         return to.copy_from_slice(from);
     }
     std::thread::scope(|scope| {
-        for (from, to) in from.chunks(SHARE).zip(to.chunks_mut(SHARE)) {
+        for (from, to) in from.chunks(share).zip(to.chunks_mut(share)) {
             scope.spawn(move || to.copy_from_slice(from));
         }
     });
@@ -168,6 +170,16 @@ fn loads(places: &[Extent], most: usize) -> Vec<Vec<Extent>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn copies_of_any_length_are_whole() {
+        for length in [0, 1, LEAST_SHARE, LEAST_SHARE + 1, 9 * LEAST_SHARE + 5] {
+            let from: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();
+            let mut to = vec![0; length];
+            copy(&from, &mut to);
+            assert!(to == from, "{length} bytes");
+        }
+    }
 
     #[test]
     fn loads_are_full_and_hold_every_byte_once_in_order() {
