@@ -49,8 +49,8 @@ struct Layout {
     static constexpr int RESCALE = WEIGHTS + VECTORS * WEIGHT_PITCH;
     static constexpr int RANGES = RESCALE + VECTORS * 4;
     static constexpr int PAGES = RANGES + VECTORS * 8;
-    static constexpr int LIMITS = PAGES + 1024 / TILE_KEYS * 4;  // keys that the block sees
-    static constexpr int BYTES = LIMITS + 8;
+    static constexpr int WORK = PAGES + 1024 / TILE_KEYS * 4;
+    static constexpr int BYTES = WORK + 48;
 };
 
 // What a block works on.
@@ -60,6 +60,7 @@ struct Work {
     uint32_t split;
     uint32_t low, high;  // keys that any of its vectors sees, inside the split; none: low >= high
 };
+static_assert(sizeof(Work) <= 48, "has room in shared memory");
 
 // Rows of shared memory whose 16-byte chunks are permuted by the row.
 template <int PITCH>
@@ -74,12 +75,12 @@ __device__ __forceinline__ uint2 place(const Work& w, uint32_t vector) {
 
 // Keys or values of a tile to a slot; `row` of the pages is the first.
 template <int D, int THREADS>
-__device__ __forceinline__ void fetch_side(const AttentionArgs& a, uint2 limits, uint32_t position,
+__device__ __forceinline__ void fetch_side(const AttentionArgs& a, const Work& w, uint32_t position,
                                            uint32_t row, uint32_t slot) {
     constexpr uint32_t CHUNKS = D / 8;
     const uint16_t* from = reinterpret_cast<const uint16_t*>(a.kv) + static_cast<uint64_t>(row) * D +
                            threadIdx.x * 8;
-    const uint32_t first = position - limits.x, count = limits.y - limits.x;
+    const uint32_t first = position - w.low, count = w.high - w.low;
 #pragma unroll
     for (uint32_t j = 0; j < TILE_KEYS * CHUNKS / THREADS; j++) {
         const uint32_t i = j * THREADS + threadIdx.x, key = i / CHUNKS, chunk = i % CHUNKS;
@@ -378,8 +379,9 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const uint32_t tiles = (w.high - 1) / TILE_KEYS + 1 - first_tile;
     // The first row of each tile in the pages.
     uint32_t* rows = reinterpret_cast<uint32_t*>(shared + L::PAGES);
-    if (threadIdx.x == 0)
-        *reinterpret_cast<uint2*>(shared + L::LIMITS) = make_uint2(w.low, w.high);
+    // What the loop seldom needs waits in shared memory: registers are scarce.
+    Work& kept = *reinterpret_cast<Work*>(shared + L::WORK);
+    if (threadIdx.x == 0) kept = w;
     if (threadIdx.x < tiles) {
         const uint32_t position = (first_tile + threadIdx.x) * TILE_KEYS;
         const uint32_t page = table[position / a.page - table_first];
@@ -401,8 +403,8 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const auto bring = [&](uint32_t side) {
         const uint32_t t = side / SIDES;
         if (t < tiles)
-            fetch_side<D, L::THREADS>(a, *reinterpret_cast<const uint2*>(shared + L::LIMITS),
-                                      (first_tile + t) * TILE_KEYS, rows[t] + side % SIDES * a.page,
+            fetch_side<D, L::THREADS>(a, kept, (first_tile + t) * TILE_KEYS,
+                                      rows[t] + side % SIDES * a.page,
                                       base + side % SLOTS * L::TILE);
         copy_commit();
     };
@@ -440,8 +442,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     }
     copy_wait<0>();
 
-    // Asked for again: registers were scarce.
-    w = work_of_block<L::VECTORS>(a);
+    w = kept;
     // Partial results go to the row's own numbering of splits.
     float* partial = reinterpret_cast<float*>(a.partial);
     float2* weight = reinterpret_cast<float2*>(a.weight);

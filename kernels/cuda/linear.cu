@@ -31,8 +31,9 @@ struct Shape {
 #else
     static constexpr bool GROUPED = false;
 #endif
-    static constexpr int INBOXES = WARPS == 12 ? 3 : 2;  // tiles whose sums may be under way to a block
-    // A warp has some microseconds for a tile's results, and for its copies of x.
+    // Tiles whose sums may be under way to a block: a cluster's blocks run apart by as many turns.
+    static constexpr int INBOXES = MB == 1 ? 6 : MB == 8 ? 3 : 4;
+    // A warp has some microseconds for its part of a tile's results, and for its copies of x.
     static constexpr int FINISHERS = MB < 8 ? MB : 4, FEEDERS = MB <= 2 ? 1 : 2;
     static constexpr int THREADS = (WARPS + FEEDERS + FINISHERS) * 32;
     static constexpr int GRANULES = 2048 / GRANULE_CODES<W>;  // of a stage

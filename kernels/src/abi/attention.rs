@@ -122,7 +122,7 @@ impl AttentionPlan {
             + per_block * (TILE_KEYS * 2 + 16)
             + per_block * 12
             + 1024 / TILE_KEYS * 4
-            + 8;
+            + 48;
         let height = kv_heads * vectors.div_ceil(per_block);
         Self {
             head_dim,

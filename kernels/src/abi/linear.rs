@@ -49,7 +49,11 @@ impl WeightForm {
             warps,
             depth,
             beside,
-            inboxes: if warps == 12 { 3 } else { 2 },
+            inboxes: match rows {
+                8 => 6,
+                64 => 3,
+                _ => 4,
+            },
             others: match rows {
                 8 => 2,
                 16 => 3,
@@ -201,9 +205,9 @@ struct Instance {
 }
 
 /// Shared memory for the barriers of a small-M block.
-const BARRIERS: usize = 256;
-/// Fewest stages of a small-M warp's ring, but for a card that has no room for them.
-const LEAST_DEPTH: usize = 3;
+const BARRIERS: usize = 512;
+/// Fewest stages of a small-M warp's ring.
+const LEAST_DEPTH: usize = 2;
 /// What the system keeps of each block's share.
 const RESERVED: usize = 1024;
 
@@ -227,7 +231,7 @@ impl SmallLinear {
         let fixed = |depth: usize| BARRIERS + inboxes + depth * stage;
         let x = |chunk: usize, slots: usize| slots * rows * chunk * GRANULE * 2;
         let share = k.div_ceil(GRANULE).div_ceil(SPLITS).max(1);
-        let passing = if rows == 64 { 4 } else { 8 };
+        let passing = if matches!(rows, 16 | 64) { 4 } else { 8 };
         // Rings as deep as leave room for so many blocks.
         let fit = |beside: usize, chunk: usize, slots: usize| {
             let shared = |depth: usize| fixed(depth) + x(chunk, slots);
@@ -243,7 +247,10 @@ impl SmallLinear {
             .or_else(|| fit(instance.beside, passing, 2).filter(|_| one_turn))
             .or_else(|| fit(1, share, 1))
             .or_else(|| fit(1, passing, 2))
-            .unwrap_or_else(|| (passing, 2, fixed(2) + x(passing, 2)));
+            .unwrap_or_else(|| {
+                let shared = fixed(LEAST_DEPTH) + x(passing, 2);
+                (passing, LEAST_DEPTH, shared)
+            });
         let beside = (shared_per_sm / (shared + RESERVED)).clamp(1, instance.beside);
         Self {
             rows,
