@@ -7,12 +7,11 @@
 // (weights.cuh), so a block needs an eighth of x and keeps it in shared memory for all its tiles.
 // Warps have roles, and nobody ever waits for a whole block:
 //   multipliers   each has its own tiles and its own ring in shared memory. A lane copies ahead what
-//                 it reads itself, so some 64 KB of weights are under way in every multiprocessor
-//   x's feeder    brings x, once, or in turns of two slots where an eighth of it is too large
+//                 it reads itself, so some 100 KB of weights are under way in every multiprocessor
+//   x's feeders   bring x, once, or in turns of two slots where an eighth of it is too large
 //   finishers     a tile's eight sums are sent to one block of the cluster (tiles take turns), whose
-//                 finisher adds them in order of s and stores the result
-// The weights do not depend on the kernel before: rings fill while it still runs. At few rows two
-// products' blocks fit a multiprocessor side by side, so the next one's rings fill too.
+//                 finishers add them in order of s and store the result
+// The weights do not depend on the kernel before: rings fill while it still runs.
 // The rows of x ride along the 8-wide side of the mma, so one row's bits cannot depend on another
 // row or on how many there are.
 #include "epilogue.cuh"
@@ -20,32 +19,32 @@
 
 namespace {
 
-// MB: rows of x in eights. T: tiles a warp has at a time, which share its reads of x. GROUPS: on cards
-// with groups of warps (wgmma), four warps give the matrix unit their tiles together.
-template <class Weights, int ROWS, int TILES, int MULTIPLIERS, bool GROUPS>
+// MB: rows of x in eights. GROUPS: on cards with groups of warps (wgmma), four warps give the matrix
+// unit their tiles together.
+template <class Weights, int ROWS, int MULTIPLIERS, bool GROUPS>
 struct Shape {
     using W = Weights;
-    static constexpr int MB = ROWS, T = TILES, WARPS = MULTIPLIERS;
+    static constexpr int MB = ROWS, WARPS = MULTIPLIERS;
 #ifdef WARPGROUPS
     static constexpr bool GROUPED = GROUPS;
 #else
     static constexpr bool GROUPED = false;
 #endif
-    // Tiles whose sums may be under way to a block: a cluster's blocks run apart by as many turns.
-    static constexpr int INBOXES = MB == 1 ? 6 : MB == 8 ? 3 : 4;
+    // Tiles whose sums may be under way to a block: its cluster's blocks may run apart. With many rows
+    // the room is worth more as stages of the rings.
+    static constexpr int INBOXES = MB == 1 ? 6 : 2;
     // A warp has some microseconds for its part of a tile's results, and for its copies of x.
     static constexpr int FINISHERS = MB < 8 ? MB : 4, FEEDERS = MB <= 2 ? 1 : 2;
     static constexpr int THREADS = (WARPS + FEEDERS + FINISHERS) * 32;
     static constexpr int GRANULES = 2048 / GRANULE_CODES<W>;  // of a stage
     static constexpr int SCALES_AT = GRANULES * GRANULE_CODES<W>;
-    static constexpr int TILE_BYTES = SCALES_AT + GRANULES * W::SCALES;
-    static constexpr int STAGE = T * TILE_BYTES;
+    static constexpr int STAGE = SCALES_AT + GRANULES * W::SCALES;
     // A granule of x: rows of 128 bytes whose 16-byte chunks are permuted by the row.
     static constexpr int X_GRANULE = MB * 8 * GRANULE * 2;
     static constexpr int SUMS = MB * 512;  // bytes of a tile's sums of one split
     static constexpr int INBOX = SPLITS * SUMS;
     // One warp sends all that goes to the same inbox of the same block: its turns are in order.
-    static_assert(SPLITS * INBOXES % (T * WARPS) == 0, "an inbox has one sender in a block");
+    static_assert(SPLITS * INBOXES % WARPS == 0, "an inbox has one sender in a block");
 };
 
 // Where a block's parts lie in shared memory, and its share of the work.
@@ -53,7 +52,7 @@ template <class S>
 struct Work {
     uint32_t rank, cluster, clusters;
     uint32_t granules, first, mine;  // of K: all, and this block's
-    uint32_t tiles, units;           // of W; this cluster's, T tiles each
+    uint32_t units;                  // tiles of W that are this cluster's
     uint32_t chunk;                  // granules of x in a slot
     bool resident;                   // x comes once and stays
     uint32_t x_full, x_empty, inbox_full, inbox_free;  // barriers
@@ -67,8 +66,7 @@ struct Work {
         granules = (a.k + GRANULE - 1) / GRANULE;
         first = split_first(rank, granules);
         mine = split_first(rank + 1, granules) - first;
-        tiles = (a.n + TILE - 1) / TILE;
-        const uint32_t all = (tiles + S::T - 1) / S::T;
+        const uint32_t all = (a.n + TILE - 1) / TILE;
         units = cluster < all ? (all - 1 - cluster) / clusters + 1 : 0;
         chunk = a.chunk;
         resident = chunk * SPLITS >= granules;
@@ -83,10 +81,8 @@ struct Work {
         inbox_free = inbox_full + S::INBOXES * 8;
     }
 
-    // First tile of a unit of this cluster.
-    __device__ __forceinline__ uint32_t tile(uint32_t unit) const {
-        return (unit * clusters + cluster) * S::T;
-    }
+    // The tile that is this cluster's unit.
+    __device__ __forceinline__ uint32_t tile(uint32_t unit) const { return unit * clusters + cluster; }
     __device__ __forceinline__ uint32_t rounds() const { return (units + S::WARPS - 1) / S::WARPS; }
 };
 
@@ -103,7 +99,7 @@ struct Feeder {
         codes = reinterpret_cast<const uint8_t*>(a.weight) + lane * 16;
         scales = reinterpret_cast<const uint8_t*>(a.block_scale) + lane * 16;
         at = w.tile(warp) * w.granules + w.first;
-        jump = S::WARPS * w.clusters * S::T * w.granules - w.mine;
+        jump = S::WARPS * w.clusters * w.granules - w.mine;
         unit = w.mine ? warp : w.units;
         left = w.mine;
         slot = w.ring + warp * w.ring_bytes + lane * 16;
@@ -113,18 +109,13 @@ struct Feeder {
         if (unit < w.units) {
             const uint32_t lane = threadIdx.x % 32;
             const uint32_t count = min(static_cast<uint32_t>(S::GRANULES), left);
+            const uint64_t granule = at;
+            const uint8_t* from = codes + granule * GRANULE_CODES<W>;
 #pragma unroll
-            for (int t = 0; t < S::T; t++) {
-                if (t > 0 && w.tile(unit) + t >= w.tiles) break;
-                const uint32_t to = slot + t * S::TILE_BYTES;
-                const uint64_t granule = at + t * w.granules;
-                const uint8_t* from = codes + granule * GRANULE_CODES<W>;
-#pragma unroll
-                for (int i = 0; i < 2048; i += 512)
-                    if (i == 0 || i < count * GRANULE_CODES<W>) copy_async16(to + i, from + i);
-                if (W::SCALES && lane * 16 < count * W::SCALES)
-                    copy_async16(to + S::SCALES_AT, scales + granule * W::SCALES);
-            }
+            for (int i = 0; i < 2048; i += 512)
+                if (i == 0 || i < count * GRANULE_CODES<W>) copy_async16(slot + i, from + i);
+            if (W::SCALES && lane * 16 < count * W::SCALES)
+                copy_async16(slot + S::SCALES_AT, scales + granule * W::SCALES);
             slot += S::STAGE;
             if (slot >= w.ring + (warp + 1) * w.ring_bytes) slot -= w.ring_bytes;
             at += count;
@@ -151,23 +142,20 @@ __device__ __forceinline__ void await_stage(uint32_t depth) {
         copy_wait<1>();
 }
 
-// COUNT or fewer granules of T tiles by all rows of x. The slot is free, and filled again, as soon
+// COUNT or fewer granules of a tile by all rows of x. The slot is free, and filled again, as soon
 // as its bytes are in registers.
 template <class S, int COUNT>
-__device__ __forceinline__ void stage_step(const Work<S>& w, uint32_t warp,
-                                           Feeder<S>& feeder, uint32_t stage, uint32_t x,
-                                           float (&sum)[S::T][S::MB][4], uint32_t count) {
+__device__ __forceinline__ void stage_step(const Work<S>& w, uint32_t warp, Feeder<S>& feeder,
+                                           uint32_t stage, uint32_t x, float (&sum)[S::MB][4],
+                                           uint32_t count) {
     using W = typename S::W;
-    constexpr int T = S::T, MB = S::MB;
+    constexpr int MB = S::MB;
     const uint32_t lane = threadIdx.x % 32;
     constexpr bool LATE = MB == 8;  // the sums leave no registers for a whole stage
-    typename W::Raw raw[COUNT * STAGES<W>][T];
+    typename W::Raw raw[COUNT * STAGES<W>];
     const auto read = [&](int i) {
-#pragma unroll
-        for (int t = 0; t < T; t++)
-            raw[i][t] = W::read(stage + t * S::TILE_BYTES + i * W::CODES + lane * 16,
-                                stage + t * S::TILE_BYTES + S::SCALES_AT + i * W::SCALES +
-                                    lane / 4 * 8);
+        raw[i] = W::read(stage + i * W::CODES + lane * 16,
+                         stage + S::SCALES_AT + i * W::SCALES + lane / 4 * 8);
     };
     if (!LATE) {
 #pragma unroll
@@ -181,16 +169,13 @@ __device__ __forceinline__ void stage_step(const Work<S>& w, uint32_t warp,
         if (LATE) read(i);
 #pragma unroll
         for (int pair = 0; pair < W::BLOCKS / 2; pair++) {
-            uint32_t even[T][4], odd[T][4];
-#pragma unroll
-            for (int t = 0; t < T; t++) {
-                if (pair == 0) {
-                    W::template fragment<0>(raw[i][t], even[t]);
-                    W::template fragment<1>(raw[i][t], odd[t]);
-                } else {
-                    W::template fragment<W::BLOCKS - 2>(raw[i][t], even[t]);
-                    W::template fragment<W::BLOCKS - 1>(raw[i][t], odd[t]);
-                }
+            uint32_t even[4], odd[4];
+            if (pair == 0) {
+                W::template fragment<0>(raw[i], even);
+                W::template fragment<1>(raw[i], odd);
+            } else {
+                W::template fragment<W::BLOCKS - 2>(raw[i], even);
+                W::template fragment<W::BLOCKS - 1>(raw[i], odd);
             }
 #pragma unroll
             for (int b = 0; b < MB; b++) {
@@ -198,11 +183,8 @@ __device__ __forceinline__ void stage_step(const Work<S>& w, uint32_t warp,
                 // Every second pair of blocks is the other half of a row.
                 const int half = i * W::BLOCKS / 2 + pair;
                 load_matrix4(v, (x ^ half % 2 * 64) + half / 2 * S::X_GRANULE + b * 1024);
-#pragma unroll
-                for (int t = 0; t < T; t++) {
-                    mma_bf16(sum[t][b], even[t], v[0], v[1]);
-                    mma_bf16(sum[t][b], odd[t], v[2], v[3]);
-                }
+                mma_bf16(sum[b], even, v[0], v[1]);
+                mma_bf16(sum[b], odd, v[2], v[3]);
             }
         }
     }
@@ -221,7 +203,7 @@ __device__ __forceinline__ void chunk_grouped(const Work<S>& w, uint32_t warp, F
                                               uint32_t count) {
     using W = typename S::W;
     constexpr int G = S::GRANULES, READS = STAGES<W>, TURN = G < 2 ? 2 : G;
-    static_assert(S::T == 1 && TURN % 2 == 0, "fragments take turns");
+    static_assert(TURN % 2 == 0, "fragments take turns");
     typename W::Raw raw[G][READS];
     uint32_t f[2][4][4];
     const auto read = [&] {
@@ -270,7 +252,7 @@ __device__ __forceinline__ void chunk_grouped(const Work<S>& w, uint32_t warp, F
 template <class S>
 __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, uint32_t warp) {
     using W = typename S::W;
-    constexpr int T = S::T, MB = S::MB, INBOXES = S::INBOXES;
+    constexpr int MB = S::MB, INBOXES = S::INBOXES;
     const uint32_t lane = threadIdx.x % 32;
     Feeder<S> feeder(a, w, warp);
 #pragma unroll 1
@@ -287,7 +269,7 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, 
         // A group works while any of its warps has a tile; what the others add is never sent.
         const bool works = S::GROUPED ? unit - warp % 4 < w.units : busy;
         if (!works && w.resident) break;
-        float sum[T][MB][4] = {};
+        float sum[MB][4] = {};
         for (uint32_t from = 0; from < w.mine; from += w.chunk) {
             const uint32_t x_slot = w.resident ? 0 : chunks % 2;
             if (!w.resident || round == 0) {
@@ -298,7 +280,7 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, 
             const uint32_t count = works ? min(w.chunk, w.mine - from) : 0;
 #ifdef WARPGROUPS
             if constexpr (S::GROUPED)
-                chunk_grouped(w, warp, feeder, slot, matrix_rows(w.x + x), sum[0], count);
+                chunk_grouped(w, warp, feeder, slot, matrix_rows(w.x + x), sum, count);
             else
 #endif
                 for (uint32_t i = 0; i < count; i += S::GRANULES) {
@@ -315,20 +297,14 @@ __device__ __forceinline__ void multiply(const LinearArgs& a, const Work<S>& w, 
             }
         }
         if (!busy) continue;
+        const uint32_t owner = unit % SPLITS, turn = unit / SPLITS, inbox = turn % INBOXES;
+        if (turn >= INBOXES)
+            barrier_wait_peers(w.inbox_free + (owner * INBOXES + inbox) * 8, (turn / INBOXES - 1) % 2);
+        const uint32_t barrier = peer_address(w.inbox_full + inbox * 8, owner);
+        const uint32_t to =
+            peer_address(w.inbox + inbox * S::INBOX + w.rank * S::SUMS + lane * 16, owner);
 #pragma unroll
-        for (int t = 0; t < T; t++) {
-            if (T > 1 && w.tile(unit) + t >= w.tiles) break;
-            const uint32_t number = unit * T + t, owner = number % SPLITS, turn = number / SPLITS;
-            const uint32_t inbox = turn % INBOXES;
-            if (turn >= INBOXES)
-                barrier_wait_peers(w.inbox_free + (owner * INBOXES + inbox) * 8,
-                                   (turn / INBOXES - 1) % 2);
-            const uint32_t barrier = peer_address(w.inbox_full + inbox * 8, owner);
-            const uint32_t to = peer_address(
-                w.inbox + inbox * S::INBOX + w.rank * S::SUMS + lane * 16, owner);
-#pragma unroll
-            for (int b = 0; b < MB; b++) send16(to + b * 512, sum[t][b], barrier);
-        }
+        for (int b = 0; b < MB; b++) send16(to + b * 512, sum[b], barrier);
     }
 }
 
@@ -374,16 +350,14 @@ __device__ __forceinline__ void feed_x(const LinearArgs& a, const Work<S>& w, ui
 template <class S>
 __device__ __forceinline__ void finish_tiles(const LinearArgs& a, const Work<S>& w,
                                              uint32_t finisher) {
-    constexpr int T = S::T, INBOXES = S::INBOXES;
+    constexpr int INBOXES = S::INBOXES;
     const uint32_t lane = threadIdx.x % 32;
     wait_for_inputs();
     cluster_wait();
     for (uint32_t turn = 0;; turn++) {
-        const uint32_t number = turn * SPLITS + w.rank;
-        if (number / T >= w.units) return;
-        const uint32_t tile = w.tile(number / T) + number % T;
-        if (tile >= w.tiles) return;
-        const uint32_t row = tile * TILE + lane / 4;
+        const uint32_t unit = turn * SPLITS + w.rank;
+        if (unit >= w.units) return;
+        const uint32_t row = w.tile(unit) * TILE + lane / 4;
         const float scale = row_scale(a, row), scale_below = row_scale(a, row + 8);
         const uint32_t inbox = turn % INBOXES, barrier = w.inbox_full + inbox * 8;
         if (finisher == 0 && lane == 0) barrier_expect(barrier, S::INBOX);
@@ -404,7 +378,7 @@ __device__ __forceinline__ void finish_tiles(const LinearArgs& a, const Work<S>&
         }
         __syncwarp();
         // Nobody waits for word of the last ones.
-        if (lane < SPLITS && (number + INBOXES * SPLITS) / T < w.units)
+        if (lane < SPLITS && unit + INBOXES * SPLITS < w.units)
             barrier_arrive_peer(
                 peer_address(w.inbox_free + (w.rank * INBOXES + inbox) * 8, lane));
 #pragma unroll
@@ -455,23 +429,23 @@ constexpr int BESIDE = 1;
 constexpr int BESIDE = 2;
 #endif
 
-// Rows of x, tiles and warps are mirrored in abi/linear.rs.
-#define LINEAR(name, form, blocks, tiles, warps, groups, at_least)                             \
+// Rows of x and warps are mirrored in abi/linear.rs.
+#define LINEAR(name, form, blocks, warps, groups, at_least)                                    \
     extern "C" __global__ void __cluster_dims__(SPLITS, 1, 1)                                  \
-        __launch_bounds__(Shape<form, blocks, tiles, warps, groups>::THREADS, at_least)                  \
+        __launch_bounds__(Shape<form, blocks, warps, groups>::THREADS, at_least)                  \
             name(const __grid_constant__ LinearArgs a) {                                       \
-        product<Shape<form, blocks, tiles, warps, groups>>(a);                                 \
+        product<Shape<form, blocks, warps, groups>>(a);                                 \
     }
 
-LINEAR(linear_bf16_m8, WeightsBf16, 1, 1, 12, false, BESIDE)
-LINEAR(linear_bf16_m16, WeightsBf16, 2, 1, 8, false, BESIDE)
-LINEAR(linear_bf16_m32, WeightsBf16, 4, 1, 8, true, 1)
-LINEAR(linear_bf16_m64, WeightsBf16, 8, 1, 8, true, 1)
-LINEAR(linear_fp8_m8, WeightsFp8, 1, 1, 12, false, BESIDE)
-LINEAR(linear_fp8_m16, WeightsFp8, 2, 1, 8, false, BESIDE)
-LINEAR(linear_fp8_m32, WeightsFp8, 4, 1, 8, true, 1)
-LINEAR(linear_fp8_m64, WeightsFp8, 8, 1, 8, true, 1)
-LINEAR(linear_nvfp4_m8, WeightsNvfp4, 1, 1, 12, false, BESIDE)
-LINEAR(linear_nvfp4_m16, WeightsNvfp4, 2, 1, 8, false, BESIDE)
-LINEAR(linear_nvfp4_m32, WeightsNvfp4, 4, 1, 8, true, 1)
-LINEAR(linear_nvfp4_m64, WeightsNvfp4, 8, 1, 8, true, 1)
+LINEAR(linear_bf16_m8, WeightsBf16, 1, 12, false, BESIDE)
+LINEAR(linear_bf16_m16, WeightsBf16, 2, 8, false, BESIDE)
+LINEAR(linear_bf16_m32, WeightsBf16, 4, 8, true, 1)
+LINEAR(linear_bf16_m64, WeightsBf16, 8, 8, true, 1)
+LINEAR(linear_fp8_m8, WeightsFp8, 1, 12, false, BESIDE)
+LINEAR(linear_fp8_m16, WeightsFp8, 2, 8, false, BESIDE)
+LINEAR(linear_fp8_m32, WeightsFp8, 4, 8, true, 1)
+LINEAR(linear_fp8_m64, WeightsFp8, 8, 8, true, 1)
+LINEAR(linear_nvfp4_m8, WeightsNvfp4, 1, 12, false, BESIDE)
+LINEAR(linear_nvfp4_m16, WeightsNvfp4, 2, 8, false, BESIDE)
+LINEAR(linear_nvfp4_m32, WeightsNvfp4, 4, 8, true, 1)
+LINEAR(linear_nvfp4_m64, WeightsNvfp4, 8, 8, true, 1)

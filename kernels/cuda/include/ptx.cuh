@@ -12,11 +12,6 @@ __device__ __forceinline__ void copy_async16(uint32_t to, const void* from, uint
                  : "memory");
 }
 
-// 8 bytes, through L1: lanes of a quad read the same ones.
-__device__ __forceinline__ void copy_async8(uint32_t to, const void* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
-}
-
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most N of this thread's groups are under way.

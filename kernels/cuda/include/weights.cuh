@@ -34,15 +34,12 @@ __host__ __device__ __forceinline__ uint32_t split_first(uint32_t split, uint32_
     return static_cast<uint32_t>(static_cast<uint64_t>(split) * granules / SPLITS);
 }
 
-// A stage of a pipeline is BLOCKS fragments a lane: CODES bytes, and (NVFP4) SCALES bytes, which lie
-// in shared memory as SLOT bytes. A lane copies all it reads itself, so nobody waits for anybody;
-// every address below is the lane's own.
+// A read is BLOCKS fragments a lane, of CODES bytes of all lanes and (NVFP4) SCALES bytes. Every address
+// below is the lane's own.
 struct WeightsBf16 {
-    static constexpr int BLOCKS = 2;  // k16 blocks in a stage
-    static constexpr int CODES = 1024;  // bytes a stage
+    static constexpr int BLOCKS = 2;  // k16 blocks in a read
+    static constexpr int CODES = 1024;  // bytes of a read
     static constexpr int SCALES = 0;
-    static constexpr int SLOT = 1024;
-    static constexpr int DEPTH = 4;
     struct Raw {
         uint4 v[2];
     };
@@ -65,8 +62,6 @@ struct WeightsFp8 {
     static constexpr int BLOCKS = 4;
     static constexpr int CODES = 1024;
     static constexpr int SCALES = 0;
-    static constexpr int SLOT = 1024;
-    static constexpr int DEPTH = 4;
     struct Raw {
         uint4 v[2];
     };
@@ -98,8 +93,6 @@ struct WeightsNvfp4 {
     static constexpr int BLOCKS = 4;
     static constexpr int CODES = 512;
     static constexpr int SCALES = 64;
-    static constexpr int SLOT = 1024;
-    static constexpr int DEPTH = 5;
     struct Raw {
         uint4 v;
         uint2 s;
@@ -141,16 +134,7 @@ struct WeightsNvfp4 {
     }
 };
 
-// Brings a lane's share of a stage to its slot.
-template <class W>
-__device__ __forceinline__ void copy_stage(uint32_t slot, const uint8_t* codes,
-                                           const uint8_t* scales) {
-#pragma unroll
-    for (int i = 0; i < W::CODES / 512; i++) copy_async16(slot + i * 512, codes + i * 512);
-    if (W::SCALES) copy_async8(slot + W::CODES, scales);
-}
-
-// Stages a granule takes, and bytes of its codes.
+// Reads a granule takes, and bytes of its codes.
 template <class W>
 constexpr int STAGES = GRANULE / 16 / W::BLOCKS;
 template <class W>

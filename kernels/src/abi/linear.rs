@@ -36,33 +36,7 @@ impl WeightForm {
         (granules * codes, granules * scales)
     }
 
-    /// The small-M kernel for `rows` rows: those of linear.cu.
-    const fn instance(self, rows: usize) -> Instance {
-        let (tiles, warps, depth, beside) = match (self, rows) {
-            (_, 8) => (1, 12, 5, 2),
-            (_, 16) => (1, 8, 4, 2),
-            (_, 32) => (1, 8, 4, 1),
-            _ => (1, 8, 3, 1),
-        };
-        Instance {
-            tiles,
-            warps,
-            depth,
-            beside,
-            inboxes: match rows {
-                8 => 6,
-                64 => 3,
-                _ => 4,
-            },
-            others: match rows {
-                8 => 2,
-                16 => 3,
-                _ => 6,
-            },
-        }
-    }
-
-    /// Bytes of a stage of the small-M kernel's rings, one tile of it.
+    /// Bytes of a stage of the small-M kernel's rings.
     const fn small_stage(self) -> usize {
         match self {
             Self::Bf16 | Self::Fp8 => 2048,
@@ -190,8 +164,6 @@ pub struct SmallLinear {
 
 /// What an instance of the small-M kernel is built with.
 struct Instance {
-    /// Tiles a warp has at a time.
-    tiles: usize,
     /// Warps that multiply.
     warps: usize,
     /// Stages of a warp's ring, at most.
@@ -202,6 +174,25 @@ struct Instance {
     inboxes: usize,
     /// Warps that bring x, and that finish tiles.
     others: usize,
+}
+
+impl Instance {
+    /// The kernels for `rows` rows of x: those of linear.cu.
+    const fn of(rows: usize) -> Self {
+        let (warps, depth, beside, inboxes, others) = match rows {
+            8 => (12, 5, 2, 6, 2),
+            16 => (8, 4, 2, 2, 3),
+            32 => (8, 4, 1, 2, 6),
+            _ => (8, 3, 1, 2, 6),
+        };
+        Self {
+            warps,
+            depth,
+            beside,
+            inboxes,
+            others,
+        }
+    }
 }
 
 /// Shared memory for the barriers of a small-M block.
@@ -224,10 +215,10 @@ impl SmallLinear {
         shared_per_sm: usize,
     ) -> Self {
         let rows = m.next_power_of_two().clamp(8, 64);
-        let instance = form.instance(rows);
-        let units = n.div_ceil(TILE).div_ceil(instance.tiles);
+        let instance = Instance::of(rows);
+        let units = n.div_ceil(TILE);
         let inboxes = instance.inboxes * SPLITS * rows * 64;
-        let stage = instance.warps * instance.tiles * form.small_stage();
+        let stage = instance.warps * form.small_stage();
         let fixed = |depth: usize| BARRIERS + inboxes + depth * stage;
         let x = |chunk: usize, slots: usize| slots * rows * chunk * GRANULE * 2;
         let share = k.div_ceil(GRANULE).div_ceil(SPLITS).max(1);

@@ -288,7 +288,6 @@ uint32_t shared_address(const void* p) {
 void copy_async16(uint32_t to, const void* from, uint32_t bytes) {
     running->open.push_back({to, 16, bytes, from});
 }
-void copy_async8(uint32_t to, const void* from) { running->open.push_back({to, 8, 8, from}); }
 
 void copy_commit() {
     running->groups.push_back(std::move(running->open));

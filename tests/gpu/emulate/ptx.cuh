@@ -5,7 +5,6 @@
 
 uint32_t shared_address(const void* p);
 void copy_async16(uint32_t to, const void* from, uint32_t bytes = 16);
-void copy_async8(uint32_t to, const void* from);
 void copy_commit();
 void copy_wait_for(uint32_t pending);
 template <int N>
