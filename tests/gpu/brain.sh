@@ -50,6 +50,7 @@ for test in goldens_agree_with_the_reference \
     fp32_models_choose_the_tokens_that_the_processor_chooses \
     bf16_models_are_near_the_processor \
     fewer_bits_are_near_the_processor \
+    masks_confine_the_card_as_they_confine_the_processor \
     drafts_pieces_and_company_change_no_bit \
     restarts_and_sizes_change_no_bit \
     long_prompts_in_any_pieces_have_the_same_bits \
