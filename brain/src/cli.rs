@@ -66,7 +66,7 @@ Exit codes:
   3  the checkpoint cannot be served
   4  the address cannot be listened on
   5  the device cannot hold the model
-  6  serving failed
+  6  serving failed; a device that broke is a reason: start brain again
   7  ended at once by a second signal";
 
 const PULL_HELP: &str = "\

@@ -80,6 +80,8 @@ impl Prompts {
     fn into_vec(self) -> Vec<RawPrompt> {
         match self {
             Self::Text(text) => vec![RawPrompt::Text(text)],
+            // Nothing tells a prompt without tokens from a list without prompts.
+            Self::Tokens(ids) if ids.is_empty() => Vec::new(),
             Self::Tokens(ids) => vec![RawPrompt::Tokens(ids)],
             Self::Texts(texts) => texts.into_iter().map(RawPrompt::Text).collect(),
             Self::TokenLists(lists) => lists.into_iter().map(RawPrompt::Tokens).collect(),
