@@ -21,6 +21,32 @@ const TURNS: &[&str] = &[
     "<|tool_call>call:f{n:12,s:text, with commas,ok:tru}<tool_call|>",
 ];
 
+const FORMS: &[(u8, &str)] = &[
+    (
+        0,
+        r#"{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]}"#,
+    ),
+    (
+        0,
+        r##"{"$ref":"#/$defs/t","$defs":{"t":{"items":{"$ref":"#/$defs/t"}}}}"##,
+    ),
+    (
+        0,
+        r#"{"anyOf":[{"enum":["x",1]},{"type":"string","pattern":"^a+$","maxLength":5}]}"#,
+    ),
+    (1, "[a-z]{2,5}( [0-9]+)?"),
+    (2, "start: \"(\" start \")\" | WORD\nWORD: /[a-z]+/"),
+    (3, "yes\nno"),
+    (
+        4,
+        r#"{"type":"object","properties":{"s":{"type":"string"},"n":{"type":["number","null"]}}}"#,
+    ),
+    (
+        228,
+        r#"{"type":"object","properties":{"l":{"type":"array","items":{"type":"boolean"}}}}"#,
+    ),
+];
+
 const GOLDENS: &[&str] = &["e2b", "e4b", "12b", "26b", "all"];
 
 fn write(target: &str, inputs: &[Vec<u8>]) -> io::Result<()> {
@@ -40,6 +66,15 @@ fn here() -> &'static Path {
 pub fn turns() -> io::Result<()> {
     let inputs: Vec<Vec<u8>> = TURNS.iter().map(|text| turn::write(text)).collect();
     write("turn", &inputs)
+}
+
+/// The seeds of the target `form`: a kind, a text, a zero, and which tokens to take.
+pub fn forms() -> io::Result<()> {
+    let inputs: Vec<Vec<u8>> = FORMS
+        .iter()
+        .map(|(kind, text)| [&[*kind], text.as_bytes(), &[0, 7, 1, 200, 255, 3, 9]].concat())
+        .collect();
+    write("form", &inputs)
 }
 
 /// The seeds of the target `loader`.
