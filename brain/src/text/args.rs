@@ -100,9 +100,11 @@ impl Args {
                 State::Text { held } => {
                     let settled = rest.trim_end_matches(may_close);
                     if !settled.is_empty() {
-                        self.object.write_escaped(held, out);
+                        if !held.is_empty() {
+                            self.object.write_escaped(held, out);
+                            held.clear();
+                        }
                         self.object.write_escaped(settled, out);
-                        held.clear();
                     }
                     held.push_str(&rest[settled.len()..]);
                     return;

@@ -245,6 +245,14 @@ impl TurnParser {
             }
             State::Head { .. } => self.head(text, out),
             State::Arguments(call) => {
+                // The usual case, without a detour.
+                if let (true, Some(TurnEvent::CallArguments { index, json })) =
+                    (call.announced, out.last_mut())
+                    && *index == self.calls
+                {
+                    call.args.push_text(text, json);
+                    return;
+                }
                 self.json.clear();
                 call.args.push_text(text, &mut self.json);
                 if !call.announced {

@@ -257,33 +257,54 @@ fn scale_of(weight: &Weight, row: usize, group: usize) -> f32 {
     }
 }
 
-/// Writes element `k` of row `j` to place `k * 32 + j`, a stretch of all rows after the other, so
-/// that what is written stays in the nearest cache until its lines are full. Zeros complete the
-/// last element of a row.
+/// Writes element `k` of row `j` to place `k * 32 + j`. Zeros complete the last element of a row.
+///
+/// A stretch of all rows comes after the other, so that what is written stays in the nearest cache
+/// until its lines are full. Rows are too far from each other for a processor to foresee the next
+/// one's: so it is told.
 fn turn<const N: usize, T>(rows: &[Row<'_>], out: &mut [T], element: &impl Fn([u8; N]) -> T) {
-    const STRETCH: usize = 64;
-    let mut sources: [&[[u8; N]]; PANEL] = [&[]; PANEL];
+    /// Bytes of a row's stretch.
+    const STRETCH: usize = 256;
+    let mut sources: [&[u8]; PANEL] = [&[]; PANEL];
     for (source, (w, r)) in sources.iter_mut().zip(rows) {
-        *source = w.row_bytes(*r).as_chunks().0;
+        *source = w.row_bytes(*r);
     }
-    for (i, out) in out.chunks_mut(STRETCH * PANEL).enumerate() {
+    for (i, out) in out.chunks_mut(STRETCH / N * PANEL).enumerate() {
         let (places, _) = out.as_chunks_mut::<PANEL>();
         for (j, source) in sources.iter().enumerate() {
-            let elements = source.get(i * STRETCH..).unwrap_or_default();
+            let (bytes, next) = stretch(source, i * STRETCH, STRETCH);
+            foresee(next);
+            let (elements, rest) = bytes.as_chunks::<N>();
             for (place, x) in places.iter_mut().zip(elements) {
                 place[j] = element(*x);
             }
+            if let (false, Some(place)) = (rest.is_empty(), places.get_mut(elements.len())) {
+                let mut bytes = [0; N];
+                bytes[..rest.len()].copy_from_slice(rest);
+                place[j] = element(bytes);
+            }
         }
     }
-    let (places, _) = out.as_chunks_mut::<PANEL>();
-    for (j, (w, r)) in rows.iter().enumerate().take(PANEL) {
-        let (whole, rest) = w.row_bytes(*r).as_chunks::<N>();
-        if let (false, Some(place)) = (rest.is_empty(), places.get_mut(whole.len())) {
-            let mut bytes = [0; N];
-            bytes[..rest.len()].copy_from_slice(rest);
-            place[j] = element(bytes);
-        }
+}
+
+/// So many bytes of a row, and as many that follow; fewer where it ends.
+fn stretch(row: &[u8], start: usize, length: usize) -> (&[u8], &[u8]) {
+    let rest = row.get(start..).unwrap_or_default();
+    let (now, rest) = rest.split_at(rest.len().min(length));
+    (now, &rest[..rest.len().min(length)])
+}
+
+/// Has bytes brought near that will be read soon.
+#[inline(always)]
+fn foresee(bytes: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in bytes.chunks(64) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which reads nothing and cannot fail.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = bytes;
 }
 
 /// Gives rows back that lie side by side in their file: what is packed is not held twice.
