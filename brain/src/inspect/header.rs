@@ -44,7 +44,7 @@ pub fn read(path: &Path, problems: &mut Vec<Problem>) -> Header {
     match load(path, &mut header.bytes) {
         Err(error) => {
             let (problem, remedy) = match error.kind() {
-                std::io::ErrorKind::NotFound => ("is not there".to_owned(), FETCH_AGAIN),
+                std::io::ErrorKind::NotFound => (absent(path), FETCH_AGAIN),
                 _ => (
                     format!("cannot be read: {error}"),
                     "look at its permissions",
@@ -65,6 +65,14 @@ pub fn read(path: &Path, problems: &mut Vec<Problem>) -> Header {
         }
     }
     header
+}
+
+/// What is wrong where no file is.
+fn absent(path: &Path) -> String {
+    match path.read_link() {
+        Ok(target) => format!("is a link to {}, which is not there", target.display()),
+        Err(_) => "is not there".to_owned(),
+    }
 }
 
 /// Scans the header of a file, and finds out how long the file is.
@@ -138,5 +146,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         read(&dir.path().join("none"), &mut problems);
         assert_eq!(problems[0].problem, "is not there");
+        #[cfg(unix)]
+        {
+            let link = dir.path().join("link");
+            std::os::unix::fs::symlink("/nowhere/at/all", &link).unwrap();
+            read(&link, &mut problems);
+            let expected = "is a link to /nowhere/at/all, which is not there";
+            assert_eq!(problems[1].problem, expected);
+        }
     }
 }

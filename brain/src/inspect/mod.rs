@@ -338,16 +338,83 @@ fn text(dir: &Path, plan: &Plan, config: &[u8], problems: &mut Vec<Problem>) -> 
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_configuration_of_another_form_is_noted_and_is_no_problem() {
-        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/e2b");
+    /// A golden checkpoint that a test may damage.
+    fn copy(name: &str) -> tempfile::TempDir {
+        let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens");
         let dir = tempfile::tempdir().unwrap();
-        for entry in std::fs::read_dir(&golden).unwrap() {
+        for entry in std::fs::read_dir(goldens.join(name)).unwrap() {
             let path = entry.unwrap().path();
             if path.is_file() {
                 std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
             }
         }
+        dir
+    }
+
+    /// What is wrong with its weights, as `file: problem`.
+    fn wrong(dir: &Path) -> Vec<String> {
+        let problems = inspect(dir, &Options::default()).problems.into_iter();
+        problems
+            .filter(|p| !["tokenizer.json", "chat_template.jinja"].contains(&p.file.as_str()))
+            .map(|p| format!("{}: {}", p.file, p.problem))
+            .collect()
+    }
+
+    #[test]
+    fn a_cause_is_told_without_what_follows_from_it() {
+        let one = |dir: &Path, expected: &str| {
+            let found = wrong(dir);
+            assert_eq!(found.len(), 1, "{expected}: {found:?}");
+            assert!(found[0].contains(expected), "{expected}: {found:?}");
+        };
+        let dir = copy("e2b");
+        let weights = dir.path().join("model.safetensors");
+        assert_eq!(wrong(dir.path()), [] as [String; 0]);
+        std::fs::remove_file(&weights).unwrap();
+        one(dir.path(), "has neither model.safetensors nor");
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink("/nowhere/at/all", &weights).unwrap();
+            let expected = "model.safetensors: is a link to /nowhere/at/all, which is not there";
+            one(dir.path(), expected);
+        }
+
+        let dir = copy("31b");
+        let index = dir.path().join("model.safetensors.index.json");
+        let text = std::fs::read_to_string(&index).unwrap();
+        let name = "model.safetensors.index.json: ";
+        assert_eq!(wrong(dir.path()), [] as [String; 0]);
+        std::fs::write(&index, "").unwrap();
+        one(dir.path(), &format!("{name}is not an index"));
+        std::fs::write(&index, r#"{"weight_map":7}"#).unwrap();
+        one(dir.path(), &format!("{name}is not an index"));
+        std::fs::write(&index, r#"{"weight_map":{}}"#).unwrap();
+        one(dir.path(), &format!("{name}names no file of weights"));
+        let shard = "model-00001-of-00002.safetensors";
+        std::fs::write(&index, text.replacen(shard, "../x", 1)).unwrap();
+        one(dir.path(), "which is not a plain file name");
+        std::fs::write(&index, &text).unwrap();
+        std::fs::remove_file(dir.path().join(shard)).unwrap();
+        one(dir.path(), &format!("{shard}: is not there"));
+    }
+
+    #[test]
+    fn a_tensor_that_whole_files_lack_is_missing() {
+        let dir = copy("e2b");
+        let path = dir.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&path).unwrap();
+        // Of the same length, so that all else is as it was.
+        let (name, other) = (b"layers.0.layer_scalar", b"layers.0.layer_scalax");
+        let found = bytes.windows(name.len()).position(|w| w == name);
+        bytes[found.unwrap()..][..name.len()].copy_from_slice(other);
+        std::fs::write(&path, bytes).unwrap();
+        let found = wrong(dir.path());
+        assert!(found.iter().any(|p| p.ends_with("is missing")), "{found:?}");
+    }
+
+    #[test]
+    fn a_configuration_of_another_form_is_noted_and_is_no_problem() {
+        let dir = copy("e2b");
         let before = inspect(dir.path(), &Options::default());
         assert_eq!(before.notes, [] as [String; 0]);
         let says = r#"{"quantization":{"quant_algo":"NVFP4"}}"#;

@@ -22,6 +22,8 @@ pub(super) struct Weights {
     pub(super) headers: Vec<Header>,
     /// Paths of those that are whole.
     sound: Vec<PathBuf>,
+    /// Whether it is known which files there should be.
+    listed: bool,
 }
 
 impl Weights {
@@ -30,15 +32,21 @@ impl Weights {
         let mut weights = Self {
             headers: Vec::new(),
             sound: Vec::new(),
+            listed: false,
         };
-        let (single, index) = ("model.safetensors", "model.safetensors.index.json");
-        if dir.join(single).exists() {
+        // A link counts that leads nowhere: what it leads to is what is missing.
+        let named = |file: &str| dir.join(file).symlink_metadata().is_ok();
+        let (single, index) = ("model.safetensors", INDEX);
+        if dir.join(single).exists() || (named(single) && !named(index)) {
+            weights.listed = true;
             weights.add(dir, single, problems);
-        } else if dir.join(index).exists() {
+        } else if named(index) {
+            let before = problems.len();
             let Some(map) = read(dir, index, problems).and_then(|text| weight_map(&text, problems))
             else {
                 return weights;
             };
+            weights.listed = problems.len() == before;
             let files: BTreeSet<&String> = map.values().collect();
             for file in files {
                 weights.add(dir, file, problems);
@@ -65,9 +73,10 @@ impl Weights {
         }
     }
 
-    /// Whether every file is whole: only then can a tensor be said to be missing.
+    /// Whether every file that should be there is, and is whole: only then can a tensor be said to
+    /// be missing.
     fn whole(&self) -> bool {
-        self.sound.len() == self.headers.len()
+        self.listed && self.sound.len() == self.headers.len()
     }
 
     fn check_index(&self, map: &BTreeMap<String, String>, problems: &mut Vec<Problem>) {
@@ -99,7 +108,7 @@ impl Weights {
             .map_err(|error| problems.push(of_name(&error)))
             .ok()?;
         for (_, error) in &audit.faults {
-            // What a broken file should hold is not missing: that file is the problem.
+            // What a broken file or index keeps from view is not missing: that is the problem.
             if self.whole() || !matches!(error, NameError::Missing(_)) {
                 problems.push(of_name(error));
             }
@@ -116,8 +125,10 @@ impl Weights {
     }
 }
 
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The file of every tensor. Whatever is wrong becomes a problem; what is sound is kept all the same.
 fn weight_map(text: &[u8], problems: &mut Vec<Problem>) -> Option<BTreeMap<String, String>> {
-    const FILE: &str = "model.safetensors.index.json";
     #[derive(serde::Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
@@ -125,15 +136,19 @@ fn weight_map(text: &[u8], problems: &mut Vec<Problem>) -> Option<BTreeMap<Strin
     let index: Index = serde_json::from_slice(text)
         .map_err(|error| {
             let problem = format!("is not an index: {error}");
-            problems.push(Problem::of_file(FILE, problem, FETCH_AGAIN));
+            problems.push(Problem::of_file(INDEX, problem, FETCH_AGAIN));
         })
         .ok()?;
     let mut map = index.weight_map;
+    if map.is_empty() {
+        let problem = "names no file of weights";
+        problems.push(Problem::of_file(INDEX, problem, FETCH_AGAIN));
+    }
     map.retain(|tensor, file| {
         let plain = !file.is_empty() && !file.starts_with('.') && !file.contains(['/', '\\', '\0']);
         if !plain {
             let problem = format!("is said to be in {file:?}, which is not a plain file name");
-            problems.push(Problem::of_tensor(FILE, tensor, problem, FETCH_AGAIN));
+            problems.push(Problem::of_tensor(INDEX, tensor, problem, FETCH_AGAIN));
         }
         plain
     });

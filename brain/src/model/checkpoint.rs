@@ -258,6 +258,9 @@ impl Checkpoint {
         };
         let text = std::fs::read(index).map_err(io)?;
         let parsed: Index = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+        if parsed.weight_map.is_empty() {
+            return Err(damaged("it names no file of weights".to_owned()));
+        }
         let files: std::collections::BTreeSet<&String> = parsed.weight_map.values().collect();
         for name in files {
             // A name with a path in it could point anywhere on the disk.

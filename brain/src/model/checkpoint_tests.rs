@@ -129,6 +129,56 @@ fn an_index_cannot_point_elsewhere_or_nowhere() {
     assert!(failure(dir.path()).contains(first));
     fs::write(&index, "{").unwrap();
     assert!(failure(dir.path()).contains("index.json"));
+    fs::write(&index, r#"{"weight_map":{}}"#).unwrap();
+    assert!(failure(dir.path()).contains("index.json is damaged: it names no file"));
+}
+
+/// Writes fp32 `value` over the first element of the tensor whose name ends so; its full name.
+fn overwrite(file: &Path, name: &str, value: f32) -> String {
+    let mut bytes = fs::read(file).unwrap();
+    let (header, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+    let tensors = metadata.tensors();
+    let mut named = tensors.into_iter().filter(|(n, _)| n.ends_with(name));
+    let (name, info) = named.next().unwrap();
+    assert_eq!(info.dtype, Dtype::F32);
+    let at = 8 + header + info.data_offsets.0;
+    bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    fs::write(file, bytes).unwrap();
+    name
+}
+
+#[test]
+fn a_weight_that_is_no_finite_number_is_refused() {
+    for (part, value, said) in [
+        ("model.norm.weight", f32::NAN, "NaN"),
+        ("layers.0.layer_scalar", f32::INFINITY, "inf"),
+        ("layers.1.mlp.down_proj.weight", f32::NEG_INFINITY, "-inf"),
+        ("embed_tokens.weight", f32::NAN, "NaN"),
+    ] {
+        let dir = copy("e2b");
+        let name = overwrite(&dir.path().join("model.safetensors"), part, value);
+        let model = load(dir.path(), &LoadOptions::default()).unwrap();
+        let message = model.reading.digest().unwrap_err().to_string();
+        let expected = format!(
+            "tensor {name}: element 0 is {said}, not a finite number; fetch the file again (in \
+             model.safetensors)"
+        );
+        assert_eq!(message, expected);
+    }
+    // An assistant is looked at before anything is drafted with it.
+    let (dir, from) = (
+        tempfile::tempdir().unwrap(),
+        golden("e2b").join("assistant"),
+    );
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(from.join(file), dir.path().join(file)).unwrap();
+    }
+    let file = dir.path().join("model.safetensors");
+    let name = overwrite(&file, "layers.0.layer_scalar", f32::NAN);
+    let drafter = crate::model::DrafterChoice::Dir(dir.path().to_owned());
+    let error = load(&golden("e2b"), &LoadOptions { drafter }).unwrap_err();
+    let expected = format!("tensor {name}: element 0 is NaN, not a finite number");
+    assert!(error.to_string().contains(&expected), "{error}");
 }
 
 #[test]

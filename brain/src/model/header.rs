@@ -3,7 +3,7 @@
 //! [`scan`] finds everything that is wrong, for whoever wants to tell it; [`read`] takes a file
 //! only if that is nothing.
 
-use std::{collections::BTreeSet, fmt, ops::Range};
+use std::{collections::BTreeSet, fmt, marker::PhantomData, ops::Range};
 
 use safetensors::Dtype;
 use serde::{
@@ -108,7 +108,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<(Entry, Range<usize>)>, Fault> {
 /// Reads a header's text, which `data` bytes follow.
 pub(crate) fn scan(text: &[u8], data: u64) -> Scan {
     let mut scan = Scan::default();
-    let Listed(listed) = match serde_json::from_slice(text) {
+    let Listed(listed): Listed<Said> = match serde_json::from_slice(text) {
         Ok(listed) => listed,
         Err(error) => {
             let problem = format!("has a header that is not valid: {error}");
@@ -117,15 +117,20 @@ pub(crate) fn scan(text: &[u8], data: u64) -> Scan {
         }
     };
     let mut names = BTreeSet::new();
-    for (name, value) in listed {
-        if name == "__metadata__" {
-            continue;
-        }
+    for (name, said) in listed {
+        let metadata = name == METADATA;
         if !names.insert(name.clone()) {
-            scan.faults.push(Fault::of_tensor(&name, "is listed twice"));
+            scan.faults.push(match metadata {
+                true => Fault::of_file(format!("lists {METADATA} twice")),
+                false => Fault::of_tensor(&name, "is listed twice"),
+            });
             continue;
         }
-        match described(&value) {
+        if metadata {
+            scan.faults.extend(check_metadata(&said).err());
+            continue;
+        }
+        match described(said) {
             Ok((dtype, shape, range)) => scan.entries.push(Entry {
                 name,
                 dtype,
@@ -173,6 +178,35 @@ impl Scan {
     }
 }
 
+/// The one name that is not a tensor's.
+const METADATA: &str = "__metadata__";
+
+/// Nobody reads it here; a file in which it is something else was not written by what writes these.
+fn check_metadata(said: &Said) -> Result<(), Fault> {
+    let Said::Fields(fields) = said else {
+        let problem = format!("has a {METADATA} that is not a map of strings");
+        return Err(Fault::of_file(problem));
+    };
+    if let Some((key, _)) = fields.0.iter().find(|(_, value)| !value.is_string()) {
+        let problem = format!("has a {METADATA} whose {key:?} is not a string");
+        return Err(Fault::of_file(problem));
+    }
+    match fields.twice() {
+        None => Ok(()),
+        Some(key) => Err(Fault::of_file(format!(
+            "has a {METADATA} with {key:?} twice"
+        ))),
+    }
+}
+
+/// What a header says of a name.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Said {
+    Fields(Listed<Value>),
+    Other(Value),
+}
+
 #[derive(Deserialize)]
 struct Described {
     dtype: Value,
@@ -181,13 +215,21 @@ struct Described {
 }
 
 /// Type, shape and place of a tensor, in agreement with each other.
-fn described(value: &Value) -> Result<(Dtype, Vec<usize>, Range<u64>), String> {
+fn described(said: Said) -> Result<(Dtype, Vec<usize>, Range<u64>), String> {
+    let otherwise = |why: String| format!("is not described as safetensors does: {why}");
+    let fields = match said {
+        Said::Fields(fields) => fields,
+        Said::Other(value) => return Err(otherwise(format!("{value} is no map"))),
+    };
+    if let Some(field) = fields.twice() {
+        return Err(otherwise(format!("it has {field:?} twice")));
+    }
     let Described {
         dtype,
         shape,
         data_offsets: (from, to),
-    } = Described::deserialize(value)
-        .map_err(|error| format!("is not described as safetensors does: {error}"))?;
+    } = Described::deserialize(Value::Object(fields.0.into_iter().collect()))
+        .map_err(|error| otherwise(error.to_string()))?;
     let dtype = Dtype::deserialize(&dtype)
         .map_err(|_| format!("holds numbers of the unknown type {dtype}"))?;
     let impossible = || format!("has the impossible shape {shape:?}");
@@ -209,19 +251,28 @@ fn byte_length(dtype: Dtype, shape: &[u64]) -> Option<u64> {
 }
 
 /// Everything in the order of the file; a map would swallow what is there twice.
-struct Listed(Vec<(String, Value)>);
+struct Listed<T>(Vec<(String, T)>);
 
-impl<'de> Deserialize<'de> for Listed {
+impl<T> Listed<T> {
+    /// A name that is there again.
+    fn twice(&self) -> Option<&str> {
+        let mut names = BTreeSet::new();
+        let mut all = self.0.iter().map(|(name, _)| name.as_str());
+        all.find(|name| !names.insert(*name))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Listed<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Listed;
+        struct Entries<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = Listed<T>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("tensors by name")
+                f.write_str("a map by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Listed, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Listed<T>, A::Error> {
                 let mut all = Vec::new();
                 while let Some(entry) = map.next_entry()? {
                     all.push(entry);
@@ -229,7 +280,7 @@ impl<'de> Deserialize<'de> for Listed {
                 Ok(Listed(all))
             }
         }
-        deserializer.deserialize_map(Entries)
+        deserializer.deserialize_map(Entries(PhantomData))
     }
 }
 
@@ -341,6 +392,67 @@ mod tests {
         for length in 0..8 {
             let message = failure(&vec![0; length]);
             assert!(message.contains("ends within its header"), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_is_there_twice_is_a_lie() {
+        let whole = tensor("w", "[2]", 0, 8);
+        for field in [
+            r#""dtype":"BF16""#,
+            r#""dtype":"F32""#,
+            r#""shape":[2]"#,
+            r#""data_offsets":[0,8]"#,
+            r#""more":1,"more":1"#,
+        ] {
+            let name = field.split('"').nth(1).unwrap_or_default();
+            let header = format!("{{{}}}", whole.replace("}", &format!(",{field}}}")));
+            let message = failure(&file(&header, 8));
+            let expected =
+                format!("tensor w is not described as safetensors does: it has {name:?} twice");
+            assert!(message.contains(&expected), "{header}: {message}");
+        }
+        for other in ["7", "null", "\"F32\"", r#"["F32",[2],[0,8]]"#] {
+            let message = failure(&file(&format!(r#"{{"w":{other}}}"#), 8));
+            let expected = "tensor w is not described as safetensors does";
+            assert!(message.contains(expected), "{other}: {message}");
+            assert!(message.ends_with("is no map"), "{other}: {message}");
+        }
+    }
+
+    #[test]
+    fn metadata_is_a_map_of_strings() {
+        let with = |metadata: &str| {
+            let header = format!(r#"{{{metadata},{}}}"#, tensor("w", "[2]", 0, 8));
+            file(&header, 8)
+        };
+        for sound in [r#"{}"#, r#"{"format":"pt","more":""}"#] {
+            let bytes = with(&format!(r#""__metadata__":{sound}"#));
+            assert_eq!(read(&bytes).unwrap().len(), 1, "{sound}");
+        }
+        for (metadata, expected) in [
+            ("7", "it has a __metadata__ that is not a map of strings"),
+            ("null", "it has a __metadata__ that is not a map of strings"),
+            (
+                r#"["pt"]"#,
+                "it has a __metadata__ that is not a map of strings",
+            ),
+            (
+                r#"{"format":"pt","step":7}"#,
+                r#"it has a __metadata__ whose "step" is not a string"#,
+            ),
+            (
+                r#"{"format":{"a":"b"}}"#,
+                r#"it has a __metadata__ whose "format" is not a string"#,
+            ),
+            (
+                r#"{"format":"pt","format":"pt"}"#,
+                r#"it has a __metadata__ with "format" twice"#,
+            ),
+            (r#"{},"__metadata__":{}"#, "it lists __metadata__ twice"),
+        ] {
+            let message = failure(&with(&format!(r#""__metadata__":{metadata}"#)));
+            assert_eq!(message, expected, "{metadata}");
         }
     }
 

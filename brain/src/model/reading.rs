@@ -1,6 +1,6 @@
 //! Reads every byte of a model's weights, on threads of its own, while a back end takes them in.
 //!
-//! A fingerprint needs all bytes, and so does the search for codes that are no numbers. Done
+//! A fingerprint needs all bytes, and so does the search for weights that are no finite numbers. Done
 //! before the back end begins, it would have the disk wait for one and then for the other; and a
 //! model that the page cache does not hold would be read twice.
 
@@ -19,10 +19,11 @@ use super::{
     fingerprint::{Digest, digest},
     names::NameError,
     spread::spread,
-    weight::{Weight, codes::first_nan, not_a_number},
+    weight::{Weight, codes::first_not_finite, not_finite},
 };
 
-/// Bytes that are hashed at a time: few enough to stay in a cache for the search.
+/// Bytes that are hashed at a time: few enough to stay in a cache for the search, and a multiple of
+/// any element's size.
 const PIECE: usize = 1 << 20;
 /// Bytes that the system is asked to fetch before they are needed, so that a disk always has
 /// something to do.
@@ -40,8 +41,8 @@ pub struct Reading {
 #[derive(Debug)]
 struct Work {
     tensors: Vec<Tensor>,
-    /// Names of those whose every byte has to be a number in E4M3.
-    codes: HashSet<String>,
+    /// Names of those whose every element has to be a finite number.
+    finite: HashSet<String>,
     numbers: String,
     /// Nobody wants the result any more.
     stop: AtomicBool,
@@ -58,10 +59,10 @@ impl Reading {
             order.entry(tensor.name()).or_insert(i);
         }
         tensors.sort_by_key(|t| order.get(t.name()).copied().unwrap_or(usize::MAX));
-        let codes = weights.iter().filter_map(|w| w.fallible_codes());
+        let finite = weights.iter().filter_map(|w| w.fallible());
         let work = Arc::new(Work {
             tensors,
-            codes: codes.map(|t| t.name().to_owned()).collect(),
+            finite: finite.map(|t| t.name().to_owned()).collect(),
             numbers,
             stop: AtomicBool::new(false),
             result: OnceLock::new(),
@@ -82,7 +83,7 @@ impl Reading {
     /// Waits until every byte was read.
     ///
     /// # Errors
-    /// A code that is no number, with its tensor and file.
+    /// A weight that is no finite number, with its tensor and file.
     pub fn digest(&self) -> Result<Digest, NameError> {
         self.work.result.get_or_init(|| self.work.read()).clone()
     }
@@ -111,7 +112,7 @@ impl Work {
 
     /// Once it should stop, the hash is of no use, and goes to nobody.
     fn hash(&self, tensor: &Tensor) -> Result<blake3::Hash, NameError> {
-        let (bytes, search) = (tensor.bytes(), self.codes.contains(tensor.name()));
+        let (bytes, search) = (tensor.bytes(), self.finite.contains(tensor.name()));
         let mut hash = blake3::Hasher::new();
         let (mut asked, mut kept) = (0, 0);
         for start in (0..bytes.len()).step_by(PIECE) {
@@ -125,8 +126,9 @@ impl Work {
             let range = piece(start, bytes.len());
             let piece = &bytes[range.clone()];
             hash.update(piece);
-            if let Some(i) = search.then(|| first_nan(piece)).flatten() {
-                return Err(not_a_number(tensor, start + i));
+            let dtype = tensor.dtype();
+            if let Some(i) = search.then(|| first_not_finite(dtype, piece)).flatten() {
+                return Err(not_finite(tensor, start * 8 / dtype.bitsize() + i));
             }
             if range.end - kept >= BEHIND || range.end == bytes.len() {
                 tensor.release_bytes(kept..range.end);
@@ -151,6 +153,11 @@ mod tests {
 
     /// Tensors `a`, `b`, … of E4M3 codes.
     fn tensors(contents: &[Vec<u8>]) -> Vec<Tensor> {
+        typed("F8_E4M3", 1, contents)
+    }
+
+    /// Tensors `a`, `b`, … of elements of `size` bytes.
+    fn typed(dtype: &str, size: usize, contents: &[Vec<u8>]) -> Vec<Tensor> {
         let mut at = 0;
         let listed: Vec<String> = contents
             .iter()
@@ -158,9 +165,9 @@ mod tests {
             .map(|(bytes, name)| {
                 let (from, to) = (at, at + bytes.len());
                 at = to;
-                let length = bytes.len();
+                let length = bytes.len() / size;
                 format!(
-                    r#""{name}":{{"dtype":"F8_E4M3","shape":[1,{length}],"data_offsets":[{from},{to}]}}"#
+                    r#""{name}":{{"dtype":"{dtype}","shape":[1,{length}],"data_offsets":[{from},{to}]}}"#
                 )
             })
             .collect();
@@ -212,11 +219,37 @@ mod tests {
         let weight = fp8(&all[1], &all[2]);
         let reading = Reading::start(all.clone(), &[&weight], String::new());
         let message = reading.digest().unwrap_err().to_string();
-        let expected = format!("tensor b: element {} is not a number", PIECE + 12);
+        let expected = format!("tensor b: element {} is NaN, not a finite", PIECE + 12);
         assert!(message.contains(&expected), "{message}");
         // Only codes of weights are looked at: the third is a scale.
         let reading = Reading::start(all[2..].to_vec(), &[&weight], String::new());
         reading.digest().unwrap();
+    }
+
+    #[test]
+    fn a_plain_number_that_is_not_finite_is_named() {
+        for (dtype, bad) in [
+            ("BF16", &[0xc0, 0x7f][..]),
+            ("F16", &[0x00, 0x7e]),
+            ("F32", &[0x00, 0x00, 0xc0, 0x7f]),
+        ] {
+            let size = bad.len();
+            let at = PIECE / size + 12;
+            let mut bytes = vec![0; 2 * PIECE];
+            bytes[at * size..][..size].copy_from_slice(bad);
+            let all = typed(dtype, size, &[vec![0; 8], bytes]);
+            let weights = [Weight::Float(all[0].clone()), Weight::Float(all[1].clone())];
+            let read = |weights: &[&Weight]| {
+                let reading = Reading::start(all.clone(), weights, String::new());
+                reading.digest().map_err(|error| error.to_string())
+            };
+            let message = read(&[&weights[0], &weights[1]]).unwrap_err();
+            let expected = format!("tensor b: element {at} is NaN, not a finite number; fetch");
+            assert!(message.contains(&expected), "{dtype}: {message}");
+            assert!(message.ends_with("(in test)"), "{dtype}: {message}");
+            // What no weight is made of may hold anything.
+            read(&[&weights[0]]).unwrap();
+        }
     }
 
     #[test]

@@ -41,15 +41,31 @@ pub fn nibble(bytes: &[u8], k: usize) -> u8 {
     bytes[k / 2] >> (4 * (k % 2)) & 15
 }
 
-/// Where the first E4M3 code is that is not a number.
-pub fn first_nan(codes: &[u8]) -> Option<usize> {
-    /// Codes that are looked at together, without a branch.
+/// Which element of plain numbers or of E4M3 codes is the first that is not a finite number. Other
+/// types have none such.
+pub fn first_not_finite(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
+    // Infinities and NaNs have an exponent of ones, whatever the sign and the fraction are.
+    match dtype {
+        Dtype::BF16 => first(bytes, |b| u16::from_le_bytes(b) & 0x7f80 == 0x7f80),
+        Dtype::F16 => first(bytes, |b| u16::from_le_bytes(b) & 0x7c00 == 0x7c00),
+        Dtype::F32 => first(bytes, |b| {
+            u32::from_le_bytes(b) & 0x7f80_0000 == 0x7f80_0000
+        }),
+        Dtype::F8_E4M3 => first(bytes, |[code]| code & 0x7f == 0x7f),
+        _ => None,
+    }
+}
+
+/// The first element of `N` bytes that is wrong.
+#[inline(always)]
+fn first<const N: usize>(bytes: &[u8], wrong: impl Fn([u8; N]) -> bool) -> Option<usize> {
+    /// Elements that are looked at together, without a branch.
     const STRETCH: usize = 256;
-    let is_nan = |code: &u8| code & 0x7f == 0x7f;
-    let stretches = codes.chunks(STRETCH);
-    let hit = |stretch: &[u8]| stretch.iter().fold(false, |hit, c| hit | is_nan(c));
-    let (i, stretch) = stretches.enumerate().find(|(_, s)| hit(s))?;
-    Some(i * STRETCH + stretch.iter().position(is_nan)?)
+    let (elements, _) = bytes.as_chunks::<N>();
+    let hit = |stretch: &[[u8; N]]| stretch.iter().fold(false, |hit, e| hit | wrong(*e));
+    let mut stretches = elements.chunks(STRETCH).enumerate();
+    let (i, stretch) = stretches.find(|(_, s)| hit(s))?;
+    Some(i * STRETCH + stretch.iter().position(|e| wrong(*e))?)
 }
 
 /// Plain numbers as fp32, as many as `out` holds.
@@ -117,13 +133,48 @@ mod tests {
     }
 
     #[test]
-    fn the_first_code_that_is_no_number_is_found() {
-        let mut codes: Vec<u8> = (0..1000).map(|i| (i % 127) as u8).collect();
-        assert_eq!((first_nan(&codes), first_nan(&[])), (None, None));
-        for at in [999, 512, 300, 255, 0] {
-            codes[at] = if at % 2 == 0 { 0x7f } else { 0xff };
-            assert_eq!(first_nan(&codes), Some(at));
+    fn the_first_element_that_is_no_finite_number_is_found() {
+        // Of each type the largest number, both infinities and NaNs of the smallest and the
+        // largest fraction; E4M3 has no infinities.
+        let two = |codes: &[u16]| codes.iter().map(|c| c.to_le_bytes().to_vec()).collect();
+        let four = |codes: &[u32]| codes.iter().map(|c| c.to_le_bytes().to_vec()).collect();
+        let kinds: [(Dtype, Vec<Vec<u8>>); 4] = [
+            (Dtype::F8_E4M3, vec![vec![0xfe], vec![0x7f], vec![0xff]]),
+            (
+                Dtype::BF16,
+                two(&[0xff7f, 0x7f80, 0xff80, 0x7f81, 0x7fc0, 0xffff]),
+            ),
+            (
+                Dtype::F16,
+                two(&[0xfbff, 0x7c00, 0xfc00, 0x7c01, 0x7e00, 0xffff]),
+            ),
+            (
+                Dtype::F32,
+                four(&[
+                    0xff7f_ffff,
+                    0x7f80_0000,
+                    0xff80_0000,
+                    0x7f80_0001,
+                    0xffff_ffff,
+                ]),
+            ),
+        ];
+        for (dtype, codes) in kinds {
+            let (largest, wrong) = codes.split_first().unwrap();
+            let size = largest.len();
+            let mut bytes = largest.repeat(1000);
+            assert_eq!(first_not_finite(dtype, &bytes), None, "{dtype:?}");
+            assert_eq!(first_not_finite(dtype, &[]), None, "{dtype:?}");
+            let places = [999, 512, 511, 300, 255, 0];
+            for (at, wrong) in places.into_iter().zip(wrong.iter().cycle()) {
+                bytes[at * size..][..size].copy_from_slice(wrong);
+                let found = first_not_finite(dtype, &bytes);
+                assert_eq!(found, Some(at), "{dtype:?} {wrong:x?}");
+            }
         }
+        // Every byte of these may be anything.
+        assert_eq!(first_not_finite(Dtype::U8, &[0xff; 16]), None);
+        assert_eq!(first_not_finite(Dtype::I32, &[0xff; 16]), None);
     }
 
     #[test]

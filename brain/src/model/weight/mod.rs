@@ -172,18 +172,20 @@ impl Weight {
         }
     }
 
-    /// The codes of a form that has codes for what is no number: there must be none of those.
-    pub fn fallible_codes(&self) -> Option<&Tensor> {
+    /// The numbers or codes of a form that can say what is no finite number: there must be none
+    /// of those.
+    pub fn fallible(&self) -> Option<&Tensor> {
         match self {
+            Weight::Float(t) => Some(t),
             Weight::Fp8(w) => Some(w.codes_tensor()),
-            Weight::Float(_) | Weight::Nvfp4(_) | Weight::Int4(_) => None,
+            Weight::Nvfp4(_) | Weight::Int4(_) => None,
         }
     }
 
-    /// Reads every scale and every code that could be wrong.
+    /// Reads every scale, and every number or code that could be wrong.
     pub fn check_values(&self) -> Result<(), NameError> {
         self.check_scales()?;
-        self.fallible_codes().map_or(Ok(()), check_codes)
+        self.fallible().map_or(Ok(()), check_finite)
     }
 
     /// Numbers or codes, without scales, row by row.
@@ -224,17 +226,21 @@ fn bad_scale(tensor: &Tensor, i: usize, value: f32) -> NameError {
     )
 }
 
-/// Looks at every E4M3 code.
-fn check_codes(tensor: &Tensor) -> Result<(), NameError> {
-    match codes::first_nan(tensor.bytes()) {
+/// Looks at every plain number or E4M3 code.
+fn check_finite(tensor: &Tensor) -> Result<(), NameError> {
+    // A back end reads them next.
+    tensor.fetch(0..tensor.bytes().len());
+    match codes::first_not_finite(tensor.dtype(), tensor.bytes()) {
         None => Ok(()),
-        Some(i) => Err(not_a_number(tensor, i)),
+        Some(i) => Err(not_finite(tensor, i)),
     }
 }
 
-/// An element that no quantiser writes.
-pub(super) fn not_a_number(tensor: &Tensor, element: usize) -> NameError {
-    let problem = format!("element {element} is not a number; fetch the file again");
+/// An element that no training ends in and no quantiser writes.
+pub(super) fn not_finite(tensor: &Tensor, element: usize) -> NameError {
+    let value = codes::element(tensor, element);
+    let problem =
+        format!("element {element} is {value}, not a finite number; fetch the file again");
     NameError::value(tensor, problem)
 }
 
