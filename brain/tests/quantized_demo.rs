@@ -36,6 +36,7 @@ struct Silent;
 impl Watch for Silent {
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
+    fn again(&self, _: &str) {}
     fn shard(&self, _: &str, _: usize, _: usize) {}
 }
 

@@ -110,6 +110,12 @@ impl Watch for Bar {
         self.0.inc(bytes);
     }
 
+    fn again(&self, file: &str) {
+        self.say(&format!(
+            "{file} is not what an earlier run wrote: it is made again"
+        ));
+    }
+
     fn shard(&self, file: &str, number: usize, count: usize) {
         self.say(&format!("{file} is done, {number} of {count}"));
     }

@@ -1,12 +1,16 @@
 //! The files of a checkpoint by their headers: what they hold and what is wrong with them. No weight
 //! is read.
 
-use std::{fs::File, io::Read as _, path::Path};
+use std::{io::Read as _, path::Path};
 
 use safetensors::Dtype;
 
 use super::problem::{FETCH_AGAIN, Problem};
-use crate::model::header::{Fault, PREFIX, Scan, scan, text_length};
+use crate::model::{
+    file,
+    header::{Fault, PREFIX, Scan, scan, text_length},
+    shown::shown,
+};
 
 /// A tensor as a header describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,14 +47,11 @@ pub fn read(path: &Path, problems: &mut Vec<Problem>) -> Header {
     };
     match load(path, &mut header.bytes) {
         Err(error) => {
-            let (problem, remedy) = match error.kind() {
-                std::io::ErrorKind::NotFound => (absent(path), FETCH_AGAIN),
-                _ => (
-                    format!("cannot be read: {error}"),
-                    "look at its permissions",
-                ),
-            };
-            problems.push(Problem::of_file(&header.file, problem, remedy));
+            let absent = error.kind() == std::io::ErrorKind::NotFound;
+            problems.push(match absent {
+                true => Problem::of_file(&header.file, absence(path), FETCH_AGAIN),
+                false => Problem::of_reading(&header.file, &error),
+            });
         }
         Ok(Scan { entries, faults }) => {
             let described = entries.into_iter().map(|e| Entry {
@@ -68,16 +69,19 @@ pub fn read(path: &Path, problems: &mut Vec<Problem>) -> Header {
 }
 
 /// What is wrong where no file is.
-fn absent(path: &Path) -> String {
+fn absence(path: &Path) -> String {
     match path.read_link() {
-        Ok(target) => format!("is a link to {}, which is not there", target.display()),
+        Ok(target) => {
+            let target = shown(&target.to_string_lossy());
+            format!("is a link to {target}, which is not there")
+        }
         Err(_) => "is not there".to_owned(),
     }
 }
 
 /// Scans the header of a file, and finds out how long the file is.
 fn load(path: &Path, length: &mut u64) -> std::io::Result<Scan> {
-    let mut file = File::open(path)?;
+    let mut file = file::open(path)?;
     *length = file.metadata()?.len();
     let mut first = Vec::new();
     file.by_ref().take(PREFIX as u64).read_to_end(&mut first)?;
@@ -154,5 +158,11 @@ mod tests {
             let expected = "is a link to /nowhere/at/all, which is not there";
             assert_eq!(problems[1].problem, expected);
         }
+        let pipe = dir.path().join("pipe");
+        file::make_pipe(&pipe);
+        read(&pipe, &mut problems);
+        assert_eq!(problems[2].file, "pipe");
+        assert_eq!(problems[2].problem, "is a named pipe, not a file");
+        assert!(problems[2].remedy.contains("in its place"), "{problems:?}");
     }
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use self::{
     header::{Entry, Header},
     memory::Kv,
-    problem::{FETCH_AGAIN, Problem},
+    problem::Problem,
     report::{Architecture, DrafterFacts, FileFacts, Parameters, Report, TextFacts},
     weights::Weights,
 };
@@ -26,7 +26,7 @@ use crate::{
         audit::Audit,
         check_fit,
         config::{ConfigError, parse_assistant, parse_target},
-        generation,
+        file, generation,
         inventory::Inventory,
         plan::{DraftHead, DraftPlan, Kind, Plan},
         quant_config,
@@ -158,14 +158,10 @@ fn folder(dir: &Path, options: &Options) -> Report {
 }
 
 fn read(dir: &Path, name: &str, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
-    match std::fs::read(dir.join(name)) {
+    match file::read(&dir.join(name)) {
         Ok(bytes) => Some(bytes),
         Err(error) => {
-            let problem = match error.kind() {
-                std::io::ErrorKind::NotFound => "is not there".to_owned(),
-                _ => format!("cannot be read: {error}"),
-            };
-            problems.push(Problem::of_file(name, problem, FETCH_AGAIN));
+            problems.push(Problem::of_reading(name, &error));
             None
         }
     }
@@ -217,14 +213,14 @@ fn recipe(config: &[u8], dir: &Path) -> Option<String> {
     if let Some(found) = config.get("quantization_config").and_then(inside) {
         return Some(found);
     }
-    let beside = std::fs::read(dir.join("hf_quant_config.json")).ok()?;
+    let beside = file::read(&dir.join("hf_quant_config.json")).ok()?;
     let beside: Value = serde_json::from_slice(&beside).ok()?;
     inside(beside.get("quantization")?)
 }
 
 /// Where the configuration says one thing of the weights' forms and the files hold another.
 fn differences(dir: &Path, config: &[u8], audit: &Audit) -> Vec<String> {
-    let beside = std::fs::read(dir.join("hf_quant_config.json")).ok();
+    let beside = file::read(&dir.join("hf_quant_config.json")).ok();
     let weights: Vec<&Weight> = audit.filled.iter().flat_map(|f| &f.weights).collect();
     quant_config::differences(config, beside.as_deref(), &weights)
 }
@@ -240,7 +236,7 @@ fn drafter(dir: &Path, target: &Plan, options: &Options, report: &mut Report) {
         problem.file = label(&problem.file);
     }
     let mut problems = inner.problems;
-    let config = std::fs::read(path.join("config.json")).unwrap_or_default();
+    let config = file::read(&path.join("config.json")).unwrap_or_default();
     if let Ok(plan) = parse_assistant(&config) {
         if let Err(problem) = check_fit(target, &plan) {
             let remedy = "take the assistant that was made for this model";
@@ -287,7 +283,7 @@ fn memory(plan: &Plan, options: &Options, report: &mut Report) {
 }
 
 fn text(dir: &Path, plan: &Plan, config: &[u8], problems: &mut Vec<Problem>) -> TextFacts {
-    let generation = std::fs::read(dir.join("generation_config.json")).ok();
+    let generation = file::read(&dir.join("generation_config.json")).ok();
     let defaults = generation::parse(generation.as_deref(), config)
         .map_err(|error| {
             let remedy = "correct the file or take the checkpoint's own";
@@ -425,5 +421,56 @@ mod tests {
         let expected = "hf_quant_config.json says NVFP4 of";
         assert!(after.notes[0].starts_with(expected), "{:?}", after.notes);
         assert!(print::text(&after).contains(&format!("note  {expected}")));
+    }
+
+    #[test]
+    fn a_pipe_in_the_place_of_a_file_is_a_problem_and_is_not_waited_for() {
+        for (golden, name) in [
+            ("e2b", "model.safetensors"),
+            ("e2b", "config.json"),
+            ("31b", "model-00001-of-00002.safetensors"),
+            ("31b", "model.safetensors.index.json"),
+        ] {
+            let dir = copy(golden);
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+            file::make_pipe(&dir.path().join(name));
+            let problems = inspect(dir.path(), &Options::default()).problems;
+            let found = problems.iter().find(|p| p.file == name);
+            let found = found.unwrap_or_else(|| panic!("{name}: {problems:?}"));
+            assert_eq!(found.problem, "is a named pipe, not a file");
+        }
+    }
+
+    #[test]
+    fn names_out_of_files_cannot_reach_the_terminal() {
+        for name in [r"\n\u001b[2J".to_owned(), "x".repeat(1 << 16)] {
+            let dir = copy("e2b");
+            let header = format!(
+                r#"{{"a{name}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}},
+                    "b{name}":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#
+            );
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.as_bytes());
+            bytes.push(0);
+            std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+            let options = Options {
+                tensors: true,
+                ..Options::default()
+            };
+            let whole = print::text(&inspect(dir.path(), &options));
+            std::fs::remove_file(dir.path().join("model.safetensors")).unwrap();
+            let index = format!(r#"{{"weight_map":{{"v{name}":"f{name}","w":"/{name}"}}}}"#);
+            let file = dir.path().join("model.safetensors.index.json");
+            std::fs::write(file, index).unwrap();
+            let sharded = print::text(&inspect(dir.path(), &options));
+            for text in [whole, sharded] {
+                assert!(!text.contains("no problem found"), "{text}");
+                for line in text.lines() {
+                    assert!(!line.contains(char::is_control), "{line:?}");
+                    assert!(line.len() < 1000, "{line}");
+                    assert!(!line.starts_with("[2J"), "{line}");
+                }
+            }
+        }
     }
 }

@@ -7,7 +7,10 @@ use super::{
     problem::Problem,
     report::{Architecture, Parameters, Report, Stored, TextFacts},
 };
-use crate::size::show;
+use crate::{
+    model::shown::{shown, shown_text},
+    size::show,
+};
 
 /// Problems that are written out; the JSON form has all of them.
 const PROBLEMS: usize = 40;
@@ -53,11 +56,11 @@ pub fn text(report: &Report) -> String {
         line(&mut out, "");
         let rows = tensors.iter().map(|t| {
             [
-                t.name.clone(),
+                shown(&t.name),
                 t.dtype.clone(),
                 format!("{:?}", t.shape),
                 t.used.to_owned(),
-                t.file.clone(),
+                shown(&t.file),
             ]
         });
         table(
@@ -128,7 +131,7 @@ fn heading(out: &mut String, report: &Report) {
     };
     line(out, &format!("{}: {what}", report.path));
     if let Some(recipe) = &report.quantization {
-        line(out, &format!("quantised: {recipe}"));
+        line(out, &format!("quantised: {}", shown_text(recipe)));
     }
     let Some(a) = &report.architecture else {
         return;
@@ -137,7 +140,12 @@ fn heading(out: &mut String, report: &Report) {
         out,
         &format!(
             "{}: width {}, {} query heads, {} tokens, window {}, up to {} positions",
-            a.model_type, a.hidden, a.heads, a.vocab, a.window, a.max_positions
+            shown(&a.model_type),
+            a.hidden,
+            a.heads,
+            a.vocab,
+            a.window,
+            a.max_positions
         ),
     );
     let mut more = Vec::new();
@@ -244,7 +252,7 @@ fn files(out: &mut String, report: &Report) {
     let rows = report
         .files
         .iter()
-        .map(|f| [f.file.clone(), f.tensors.to_string(), show(f.bytes)]);
+        .map(|f| [shown(&f.file), f.tensors.to_string(), show(f.bytes)]);
     table(out, ["file", "tensors", "size"], rows, 1);
 }
 

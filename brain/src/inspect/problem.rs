@@ -1,13 +1,20 @@
 //! What is wrong with a checkpoint, and what to do about it.
 
+use std::path::Path;
+
 use serde::Serialize;
+
+use crate::model::{
+    file::NoFile,
+    shown::{shown, shown_path},
+};
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Problem {
-    /// The file it is in.
+    /// The file it is in, its name as it may be shown.
     pub file: String,
-    /// The tensor it is about, if it is about one.
+    /// The tensor it is about, if it is about one; its name as it may be shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<String>,
     /// What is wrong.
@@ -20,10 +27,25 @@ impl Problem {
     /// Of a file as a whole.
     pub fn of_file(file: &str, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self {
-            file: file.to_owned(),
+            file: shown_path(Path::new(file)),
             tensor: None,
             problem: problem.into(),
             remedy: remedy.into(),
+        }
+    }
+
+    /// Of a file that could not be read.
+    pub fn of_reading(file: &str, error: &std::io::Error) -> Self {
+        if let Some(NoFile { what }) = NoFile::of(error) {
+            let remedy = "put the file, or a link to it, in its place";
+            return Self::of_file(file, format!("is {what}, not a file"), remedy);
+        }
+        match error.kind() {
+            std::io::ErrorKind::NotFound => Self::of_file(file, "is not there", FETCH_AGAIN),
+            _ => {
+                let problem = format!("cannot be read: {error}");
+                Self::of_file(file, problem, "look at its permissions")
+            }
         }
     }
 
@@ -35,7 +57,7 @@ impl Problem {
         remedy: impl Into<String>,
     ) -> Self {
         Self {
-            tensor: Some(tensor.to_owned()),
+            tensor: Some(shown(tensor)),
             ..Self::of_file(file, problem, remedy)
         }
     }

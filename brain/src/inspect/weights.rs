@@ -15,6 +15,7 @@ use crate::model::{
     checkpoint::{Checkpoint, CheckpointError},
     inventory::Inventory,
     names::NameError,
+    shown::{shown, shown_text},
 };
 
 /// The files of weights of a folder.
@@ -135,7 +136,7 @@ fn weight_map(text: &[u8], problems: &mut Vec<Problem>) -> Option<BTreeMap<Strin
     }
     let index: Index = serde_json::from_slice(text)
         .map_err(|error| {
-            let problem = format!("is not an index: {error}");
+            let problem = shown_text(&format!("is not an index: {error}"));
             problems.push(Problem::of_file(INDEX, problem, FETCH_AGAIN));
         })
         .ok()?;
@@ -147,7 +148,8 @@ fn weight_map(text: &[u8], problems: &mut Vec<Problem>) -> Option<BTreeMap<Strin
     map.retain(|tensor, file| {
         let plain = !file.is_empty() && !file.starts_with('.') && !file.contains(['/', '\\', '\0']);
         if !plain {
-            let problem = format!("is said to be in {file:?}, which is not a plain file name");
+            let file = shown(file);
+            let problem = format!("is said to be in \"{file}\", which is not a plain file name");
             problems.push(Problem::of_tensor(INDEX, tensor, problem, FETCH_AGAIN));
         }
         plain
@@ -186,7 +188,10 @@ fn of_name(error: &NameError) -> Problem {
         } => (
             file.as_str(),
             name,
-            format!("has shape {found:?} where config.json asks for {expected:?}"),
+            format!(
+                "has shape {} where config.json asks for {expected:?}",
+                shown_text(&format!("{found:?}"))
+            ),
         ),
         NameError::Dtype {
             name,
@@ -206,7 +211,7 @@ fn of_name(error: &NameError) -> Problem {
         NameError::Ambiguous { first, second } => (
             "",
             first,
-            format!("stands for the same weights as {second}"),
+            format!("stands for the same weights as {}", shown(second)),
         ),
         NameError::Unknown { first, file, .. } => (file.as_str(), first, "is unknown".to_owned()),
     };

@@ -5,7 +5,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,13 +13,17 @@ use std::{
 pub use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::{header, partial::unfinished};
+use super::{
+    file, header,
+    partial::unfinished,
+    shown::{shown, shown_path, shown_text},
+};
 
 /// A checkpoint that cannot be read. Every form names the file.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The file could not be opened, mapped or read.
-    #[error("cannot read {file}: {source}")]
+    #[error("cannot read {}: {source}", shown_path(.file))]
     Io {
         /// Which file.
         file: PathBuf,
@@ -31,7 +34,7 @@ pub enum CheckpointError {
     #[error("{0} holds neither model.safetensors nor model.safetensors.index.json")]
     NoWeights(PathBuf),
     /// A file of the index is not there.
-    #[error("{file} is not there, and {index} names it; fetch the checkpoint again")]
+    #[error("{} is not there, and {index} names it; fetch the checkpoint again", shown_path(.file))]
     NoShard {
         /// The missing file.
         file: PathBuf,
@@ -40,7 +43,9 @@ pub enum CheckpointError {
     },
     /// A file is not there yet.
     #[error(
-        "{file} is not there: its download has not finished ({partial}); run the download again"
+        "{} is not there: its download has not finished ({}); run the download again",
+        shown_path(.file),
+        shown_path(.partial)
     )]
     Unfinished {
         /// The missing file.
@@ -49,7 +54,7 @@ pub enum CheckpointError {
         partial: PathBuf,
     },
     /// The file is not what it should be.
-    #[error("{file} is damaged: {problem}; fetch it again")]
+    #[error("{} is damaged: {problem}; fetch it again", shown_path(.file))]
     Damaged {
         /// Which file.
         file: PathBuf,
@@ -57,7 +62,12 @@ pub enum CheckpointError {
         problem: String,
     },
     /// The same tensor twice.
-    #[error("tensor {tensor} is in {first} and in {second}")]
+    #[error(
+        "tensor {} is in {} and in {}",
+        shown(.tensor),
+        shown_path(.first),
+        shown_path(.second)
+    )]
     Twice {
         /// The tensor.
         tensor: String,
@@ -67,7 +77,11 @@ pub enum CheckpointError {
         second: PathBuf,
     },
     /// The index names a tensor that its file does not hold.
-    #[error("{file} should hold tensor {tensor} and does not; fetch it again")]
+    #[error(
+        "{} should hold tensor {} and does not; fetch it again",
+        shown_path(.file),
+        shown(.tensor)
+    )]
     Missing {
         /// The file of the index.
         file: PathBuf,
@@ -211,9 +225,9 @@ impl Checkpoint {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         let mut checkpoint = Self::default();
-        if single.is_file() {
+        if single.exists() {
             checkpoint.add(map(&single)?, single)?;
-        } else if index.is_file() {
+        } else if index.exists() {
             checkpoint.add_shards(dir, &index)?;
         } else if let Some(partial) = unfinished(dir, "model") {
             return Err(CheckpointError::Unfinished {
@@ -256,8 +270,9 @@ impl Checkpoint {
             file: index.to_owned(),
             problem,
         };
-        let text = std::fs::read(index).map_err(io)?;
-        let parsed: Index = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+        let text = file::read(index).map_err(io)?;
+        let parsed: Index =
+            serde_json::from_slice(&text).map_err(|e| damaged(shown_text(&e.to_string())))?;
         if parsed.weight_map.is_empty() {
             return Err(damaged("it names no file of weights".to_owned()));
         }
@@ -265,10 +280,11 @@ impl Checkpoint {
         for name in files {
             // A name with a path in it could point anywhere on the disk.
             if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-                return Err(damaged(format!("{name:?} is not a plain file name")));
+                let name = shown(name);
+                return Err(damaged(format!("\"{name}\" is not a plain file name")));
             }
             let path = dir.join(name);
-            if !path.is_file() {
+            if !path.exists() {
                 return Err(absent(dir, path, name, index));
             }
             self.add(map(&path)?, path)?;
@@ -334,7 +350,7 @@ fn map(path: &Path) -> Result<Source, CheckpointError> {
         file: path.to_owned(),
         source,
     };
-    let file = File::open(path).map_err(io)?;
+    let file = file::open(path).map_err(io)?;
     if file.metadata().map_err(io)?.len() == 0 {
         let problem = "it is empty".to_owned();
         return Err(CheckpointError::Damaged {

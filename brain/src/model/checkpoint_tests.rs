@@ -3,7 +3,7 @@ use std::{fs, path::PathBuf};
 use safetensors::SafeTensors;
 
 use super::*;
-use crate::model::{LoadError, LoadOptions, load};
+use crate::model::{LoadError, LoadOptions, file::make_pipe, load};
 
 fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -420,4 +420,61 @@ fn the_digest_covers_every_byte_and_not_the_form() {
     fs::write(&path, bytes).unwrap();
     assert_ne!(digest(dir.path()), original);
     assert_ne!(original.with_recipe("a"), original.with_recipe("b"));
+}
+
+#[test]
+fn what_is_no_file_is_named_and_never_waited_for() {
+    let dir = copy("e4b");
+    let single = dir.path().join("model.safetensors");
+    fs::remove_file(&single).unwrap();
+    make_pipe(&single);
+    let message = failure(dir.path());
+    let expected = "model.safetensors: it is a named pipe, not a file: put the file";
+    assert!(message.contains(expected), "{message}");
+
+    for name in [
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "config.json",
+        "generation_config.json",
+    ] {
+        let dir = copy("31b");
+        let path = dir.path().join(name);
+        let _ = fs::remove_file(&path);
+        make_pipe(&path);
+        let message = failure(dir.path());
+        let expected = format!("{name}: it is a named pipe");
+        assert!(message.contains(&expected), "{message}");
+    }
+}
+
+#[test]
+fn names_out_of_files_are_shown_safely() {
+    let safe = |message: &str| {
+        assert!(!message.contains(char::is_control), "{message:?}");
+        assert!(message.len() < 1000, "{message}");
+    };
+    let hostile = [r"\n\u001b[2J".to_owned(), "x".repeat(1 << 16)];
+    for name in hostile {
+        let dir = copy("e4b");
+        let path = dir.path().join("model.safetensors");
+        let tensor = |kind: &str| {
+            format!(r#"{{"a{name}":{{"dtype":"{kind}","shape":[1],"data_offsets":[0,1]}}}}"#)
+        };
+        for header in [tensor("F32"), tensor("U8"), tensor(&name)] {
+            fs::write(&path, file(&header, 1)).unwrap();
+            safe(&failure(dir.path()));
+        }
+        let dir = copy("31b");
+        let index = dir.path().join("model.safetensors.index.json");
+        for map in [
+            format!(r#"{{"weight_map":{{"w":"{name}"}}}}"#),
+            format!(r#"{{"weight_map":{{"w":"a/{name}"}}}}"#),
+            format!(r#"{{"weight_map":{{"{name}":"model-00001-of-00002.safetensors"}}}}"#),
+            format!(r#"{{"weight_map":"{name}"}}"#),
+        ] {
+            fs::write(&index, map).unwrap();
+            safe(&failure(dir.path()));
+        }
+    }
 }

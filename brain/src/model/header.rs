@@ -12,6 +12,8 @@ use serde::{
 };
 use serde_json::Value;
 
+use super::shown::{shown, shown_text};
+
 /// What a tensor is and where its bytes lie behind the header.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
@@ -48,7 +50,7 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.tensor {
-            Some(name) => write!(f, "tensor {name} {}", self.problem),
+            Some(name) => write!(f, "tensor {} {}", shown(name), self.problem),
             None => write!(f, "it {}", self.problem),
         }
     }
@@ -111,7 +113,7 @@ pub(crate) fn scan(text: &[u8], data: u64) -> Scan {
     let Listed(listed): Listed<Said> = match serde_json::from_slice(text) {
         Ok(listed) => listed,
         Err(error) => {
-            let problem = format!("has a header that is not valid: {error}");
+            let problem = shown_text(&format!("has a header that is not valid: {error}"));
             scan.faults.push(Fault::of_file(problem));
             return scan;
         }
@@ -154,7 +156,7 @@ impl Scan {
         for Entry { name, range, .. } in &self.entries {
             let Range { start, end } = *range;
             if start < at && start < end {
-                let problem = format!("shares bytes with {before}");
+                let problem = format!("shares bytes with {}", shown(before));
                 self.faults.push(Fault::of_tensor(name, problem));
             }
             if start > at && complete {
@@ -216,7 +218,8 @@ struct Described {
 
 /// Type, shape and place of a tensor, in agreement with each other.
 fn described(said: Said) -> Result<(Dtype, Vec<usize>, Range<u64>), String> {
-    let otherwise = |why: String| format!("is not described as safetensors does: {why}");
+    let otherwise =
+        |why: String| shown_text(&format!("is not described as safetensors does: {why}"));
     let fields = match said {
         Said::Fields(fields) => fields,
         Said::Other(value) => return Err(otherwise(format!("{value} is no map"))),
@@ -230,9 +233,11 @@ fn described(said: Said) -> Result<(Dtype, Vec<usize>, Range<u64>), String> {
         data_offsets: (from, to),
     } = Described::deserialize(Value::Object(fields.0.into_iter().collect()))
         .map_err(|error| otherwise(error.to_string()))?;
-    let dtype = Dtype::deserialize(&dtype)
-        .map_err(|_| format!("holds numbers of the unknown type {dtype}"))?;
-    let impossible = || format!("has the impossible shape {shape:?}");
+    let dtype = Dtype::deserialize(&dtype).map_err(|_| {
+        let dtype = shown(&dtype.to_string());
+        format!("holds numbers of the unknown type {dtype}")
+    })?;
+    let impossible = || shown_text(&format!("has the impossible shape {shape:?}"));
     let length = byte_length(dtype, &shape).ok_or_else(impossible)?;
     if from > to || to - from != length {
         return Err(format!(

@@ -8,6 +8,7 @@ pub mod audit;
 pub mod checkpoint;
 pub mod config;
 pub mod drafter;
+pub(crate) mod file;
 pub mod fingerprint;
 #[cfg(test)]
 #[path = "../../tests/support/forms.rs"]
@@ -23,7 +24,8 @@ mod partial;
 pub mod plan;
 pub mod quant_config;
 pub mod reading;
-mod spread;
+pub(crate) mod shown;
+pub(crate) mod spread;
 pub mod weight;
 pub mod weights;
 
@@ -228,7 +230,7 @@ struct Files<'a> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
-    std::fs::read(path).map_err(|source| LoadError::Io {
+    file::read(path).map_err(|source| LoadError::Io {
         file: path.to_owned(),
         source,
     })

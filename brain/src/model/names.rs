@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use super::checkpoint::{Checkpoint, Dtype, Tensor};
+use super::{
+    checkpoint::{Checkpoint, Dtype, Tensor},
+    shown::{shown, shown_text},
+};
 
 /// A checkpoint whose tensors do not fit its configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -12,12 +15,14 @@ pub enum NameError {
     Missing(String),
     /// There, but another size.
     #[error(
-        "tensor {name} has shape {found:?} where config.json asks for {expected:?} (in {file})"
+        "tensor {} has shape {} where config.json asks for {expected:?} (in {file})",
+        shown(.name),
+        shown_text(&format!("{found:?}"))
     )]
     Shape {
         /// Its name.
         name: String,
-        /// The file it is in.
+        /// The file it is in, as it may be shown.
         file: String,
         /// In the file.
         found: Vec<usize>,
@@ -25,11 +30,11 @@ pub enum NameError {
         expected: Vec<usize>,
     },
     /// A form of number that is not served.
-    #[error("tensor {name} holds {found:?}; {expected} would be served (in {file})")]
+    #[error("tensor {} holds {found:?}; {expected} would be served (in {file})", shown(.name))]
     Dtype {
         /// Its name.
         name: String,
-        /// The file it is in.
+        /// The file it is in, as it may be shown.
         file: String,
         /// In the file.
         found: Dtype,
@@ -37,17 +42,17 @@ pub enum NameError {
         expected: &'static str,
     },
     /// Something that no model has.
-    #[error("tensor {name}: {problem} (in {file})")]
+    #[error("tensor {}: {problem} (in {file})", shown(.name))]
     Value {
         /// Its name.
         name: String,
-        /// The file it is in.
+        /// The file it is in, as it may be shown.
         file: String,
         /// What is wrong.
         problem: String,
     },
     /// Two tensors of the checkpoint stand for the same one.
-    #[error("tensors {first} and {second} stand for the same weights")]
+    #[error("tensors {} and {} stand for the same weights", shown(.first), shown(.second))]
     Ambiguous {
         /// One.
         first: String,
@@ -56,12 +61,13 @@ pub enum NameError {
     },
     /// Text tensors that nothing uses: running without them would give wrong tokens.
     #[error(
-        "{count} text tensors are unknown, the first is {first} (in {file}); this model is not served"
+        "{count} text tensors are unknown, the first is {} (in {file}); this model is not served",
+        shown(.first)
     )]
     Unknown {
         /// One of them.
         first: String,
-        /// The file it is in.
+        /// The file it is in, as it may be shown.
         file: String,
         /// How many there are.
         count: usize,
@@ -98,10 +104,12 @@ impl NameError {
 
 fn file_name(tensor: &Tensor) -> String {
     let file = tensor.file();
-    file.file_name()
-        .unwrap_or(file.as_os_str())
-        .to_string_lossy()
-        .into_owned()
+    shown(
+        &file
+            .file_name()
+            .unwrap_or(file.as_os_str())
+            .to_string_lossy(),
+    )
 }
 
 /// Parts of multimodal checkpoints that a text decoder has no use for.

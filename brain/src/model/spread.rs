@@ -9,7 +9,7 @@ use std::{
 const MAX_THREADS: usize = 16;
 
 /// `f` of every item, in the items' order, on one thread per core.
-pub(super) fn spread<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
+pub(crate) fn spread<T: Sync, R: Send>(items: &[T], f: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = available_parallelism()
         .map_or(1, usize::from)
         .min(MAX_THREADS);

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::model::{
     checkpoint::{Dtype, Tensor},
+    shown::shown,
     weight::codes::expand,
 };
 
@@ -19,7 +20,7 @@ const SAMPLE: usize = 61;
 
 /// A weight that no model has.
 #[derive(Debug, thiserror::Error)]
-#[error("{tensor} holds a weight that is not a finite number: fetch the checkpoint again")]
+#[error("{} holds a weight that is not a finite number: fetch the checkpoint again", shown(.tensor))]
 pub struct NotFinite {
     /// The tensor.
     pub tensor: String,

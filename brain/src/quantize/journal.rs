@@ -1,7 +1,8 @@
 //! What is finished of a quantised checkpoint, so that an interrupted run goes on where it was.
 //!
 //! A shard is written beside its name, synced and renamed; only then a line of the journal says
-//! that it is done. The first line says of what source and by what recipe: another run does not go
+//! that it is done, with its length and the seal of its bytes, so that whoever goes on can tell
+//! whether the file is still that one. The first line says of what source and by what recipe: another run does not go
 //! on with what is not its own. A last line that was cut off counts as not written.
 
 use std::{
@@ -46,6 +47,8 @@ pub struct Finished {
     pub file: String,
     /// Its length.
     pub bytes: u64,
+    /// The seal of its bytes.
+    pub seal: String,
     /// The matrices in it that were encoded.
     pub records: Vec<Record>,
 }
@@ -208,6 +211,7 @@ mod tests {
         Finished {
             file: file.into(),
             bytes: 7,
+            seal: "s".into(),
             records: vec![Record {
                 module: "m".into(),
                 sum: ErrorSum {

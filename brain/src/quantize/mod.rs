@@ -15,6 +15,7 @@ pub mod layout;
 pub mod nvfp4;
 pub mod report;
 pub mod run;
+mod seal;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

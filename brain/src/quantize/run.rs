@@ -19,21 +19,24 @@ use super::{
     journal::{self, Finished, Journal, JournalError, Opening, Record},
     layout::{Job, Layout, Output, Recipe, Shard, Unit},
     report::{self, Report},
+    seal::{self, Sealing},
 };
 use crate::{
     model::{
         audit::{Audit, audit},
         checkpoint::{Checkpoint, CheckpointError, Tensor},
         config::{ConfigError, parse_target},
+        file,
         inventory::Inventory,
         names::{NameError, text_name},
+        shown::shown,
         weight::Weight,
     },
     size::show,
 };
 
 /// Version of what is written, for unfinished work of another version.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of a tensor that are copied at a time.
 const COPY: usize = 4 << 20;
 /// Room that configuration, tokenizer and report take beside the weights.
@@ -58,6 +61,8 @@ pub trait Watch: Sync {
     fn begin(&self, total: u64, done: u64);
     /// So many more bytes were read.
     fn advance(&self, bytes: u64);
+    /// A file that an earlier run finished is no longer what it wrote, and is made again.
+    fn again(&self, file: &str);
     /// A file is done, the `number`th of `count`.
     fn shard(&self, file: &str, number: usize, count: usize);
 }
@@ -85,7 +90,10 @@ pub enum QuantizeError {
         source: NameError,
     },
     /// Nothing is quantised twice.
-    #[error("{tensor} is {form} already: begin with the checkpoint in bf16, fp16 or fp32")]
+    #[error(
+        "{} is {form} already: begin with the checkpoint in bf16, fp16 or fp32",
+        shown(.tensor)
+    )]
     Quantised {
         /// A tensor.
         tensor: String,
@@ -159,7 +167,7 @@ struct Source {
 impl Source {
     fn open(dir: &Path) -> Result<Self, QuantizeError> {
         let file = dir.join("config.json");
-        let config = fs::read(&file).map_err(at("read", &file))?;
+        let config = file::read(&file).map_err(at("read", &file))?;
         let plan =
             parse_target(&config).map_err(|source| QuantizeError::Config { file, source })?;
         let checkpoint = Checkpoint::open(dir)?;
@@ -251,17 +259,12 @@ pub fn run(task: &Task, watch: &dyn Watch) -> Result<Report, QuantizeError> {
         source: source.identity()?,
     };
     let (mut journal, finished) = Journal::open(target, &opening)?;
-    let mut done: BTreeMap<String, Finished> = finished
-        .into_iter()
-        // A finished file that is gone or cut is made again.
-        .filter(|f| fs::metadata(target.join(&f.file)).is_ok_and(|m| m.len() == f.bytes))
-        .map(|f| (f.file.clone(), f))
-        .collect();
+    let mut done = still_finished(&layout, finished, target, watch);
     let read = |shard: &Shard| shard.jobs.iter().map(|j| source.bytes(j)).sum::<u64>();
     let (ready, open): (Vec<&Shard>, Vec<&Shard>) = layout
         .shards
         .iter()
-        .partition(|s| done.get(&s.file).is_some_and(|f| f.bytes == s.bytes));
+        .partition(|s| done.contains_key(&s.file));
     let needed: u64 = open.iter().map(|s| s.bytes).sum();
     check_room(target, needed + BESIDE)?;
     let total = layout.shards.iter().map(read).sum();
@@ -270,12 +273,7 @@ pub fn run(task: &Task, watch: &dyn Watch) -> Result<Report, QuantizeError> {
         if ready.iter().any(|r| r.file == shard.file) {
             continue;
         }
-        let records = write_shard(shard, &source.tensors, task, watch)?;
-        let finished = Finished {
-            file: shard.file.clone(),
-            bytes: shard.bytes,
-            records,
-        };
+        let finished = write_shard(shard, &source.tensors, task, watch)?;
         journal.finished(&finished)?;
         done.insert(shard.file.clone(), finished);
         watch.shard(&shard.file, i + 1, layout.shards.len());
@@ -290,6 +288,30 @@ pub fn run(task: &Task, watch: &dyn Watch) -> Result<Report, QuantizeError> {
     complete(task, &source, &layout, &report)?;
     journal.remove()?;
     Ok(report)
+}
+
+/// Of what an earlier run finished, that whose file is still what it wrote, by the file's name.
+/// Every byte is read for it: a result is never pieced together from what nobody looked at.
+fn still_finished(
+    layout: &Layout,
+    finished: Vec<Finished>,
+    target: &Path,
+    watch: &dyn Watch,
+) -> BTreeMap<String, Finished> {
+    // The last line about a file counts: it may have been made again.
+    let mut done: BTreeMap<String, Finished> =
+        finished.into_iter().map(|f| (f.file.clone(), f)).collect();
+    done.retain(|name, finished| {
+        let shard = layout.shards.iter().find(|s| s.file == *name);
+        let sound = shard.is_some_and(|shard| {
+            finished.bytes == shard.bytes && seal::holds(target, shard, &finished.seal)
+        });
+        if !sound {
+            watch.again(name);
+        }
+        sound
+    });
+    done
 }
 
 /// Takes the folder if it is new, empty, or has a journal.
@@ -352,7 +374,7 @@ fn write_shard(
     sources: &[Tensor],
     task: &Task,
     watch: &dyn Watch,
-) -> Result<Vec<Record>, QuantizeError> {
+) -> Result<Finished, QuantizeError> {
     let path = beside(&task.target, &shard.file);
     let file = File::create(&path).map_err(at("write", &path))?;
     file.write_all_at(&shard.header, 0)
@@ -379,28 +401,39 @@ fn write_shard(
         }
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut records = Vec::new();
+    let (mut records, mut tensors) = (Vec::new(), Vec::new());
     for result in results.into_values() {
-        records.extend(result?);
+        let (of_job, hashes) = result?;
+        records.extend(of_job);
+        tensors.extend(hashes);
     }
     settle(&task.target, &shard.file, &file)?;
-    Ok(records)
+    Ok(Finished {
+        file: shard.file.clone(),
+        bytes: shard.bytes,
+        seal: seal::seal(&shard.header, tensors),
+        records,
+    })
 }
 
+/// What was encoded, and the hashes of the tensors that were written.
 fn write_job(
     job: &Job,
     sources: &[Tensor],
     task: &Task,
     (file, path): (&File, &Path),
     watch: &dyn Watch,
-) -> Result<Vec<Record>, QuantizeError> {
-    let mut write =
-        |offset: u64, bytes: &[u8]| file.write_all_at(bytes, offset).map_err(at("write", path));
-    match &job.unit {
+) -> Result<(Vec<Record>, Vec<blake3::Hash>), QuantizeError> {
+    let mut sealing = Sealing::new(job);
+    let mut write = |offset: u64, bytes: &[u8]| {
+        sealing.wrote(offset, bytes);
+        file.write_all_at(bytes, offset).map_err(at("write", path))
+    };
+    let records = match &job.unit {
         Unit::Copy(source) => {
             copy(&sources[*source], &job.outputs, &mut write, watch)?;
             sources[*source].release();
-            Ok(Vec::new())
+            Vec::new()
         }
         Unit::Encode(matrices) => {
             let format = task.recipe.format;
@@ -413,9 +446,10 @@ fn write_job(
                     sources[matrix.source].release();
                 }
             }
-            Ok(records)
+            records
         }
-    }
+    };
+    Ok((records, sealing.finish()))
 }
 
 fn copy(

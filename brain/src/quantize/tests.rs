@@ -4,6 +4,7 @@ use std::{
     fs,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
+    sync::Mutex,
 };
 
 use super::{
@@ -19,6 +20,7 @@ use crate::model::{
     audit::audit,
     checkpoint::{Checkpoint, Dtype},
     config::parse_target,
+    file::make_pipe,
     inventory::Inventory,
     load,
     names::text_name,
@@ -32,6 +34,7 @@ struct Silent;
 impl Watch for Silent {
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
+    fn again(&self, _: &str) {}
     fn shard(&self, _: &str, _: usize, _: usize) {}
 }
 
@@ -226,6 +229,7 @@ struct Stop(usize);
 impl Watch for Stop {
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
+    fn again(&self, _: &str) {}
     fn shard(&self, _: &str, number: usize, _: usize) {
         assert!(number < self.0, "the test stops here");
     }
@@ -260,21 +264,84 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     assert!(matches!(error, QuantizeError::Exists(_)), "{error}");
 }
 
+/// Keeps which files were made again, and which were made.
+#[derive(Default)]
+struct Heard {
+    again: Mutex<Vec<String>>,
+    made: Mutex<Vec<String>>,
+}
+
+impl Watch for Heard {
+    fn begin(&self, _: u64, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn again(&self, file: &str) {
+        self.again.lock().unwrap().push(file.to_owned());
+    }
+    fn shard(&self, file: &str, _: usize, _: usize) {
+        self.made.lock().unwrap().push(file.to_owned());
+    }
+}
+
 #[test]
-fn a_finished_file_that_was_cut_is_made_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let target = dir.path().join("q");
-    let task = task(&golden("31b"), &target, Format::Fp8);
-    assert!(catch_unwind(AssertUnwindSafe(|| run(&task, &Stop(2)))).is_err());
-    let first = fs::read_dir(&target)
-        .unwrap()
-        .map(|e| e.unwrap().path())
-        .find(|p| p.to_string_lossy().contains("00001-of"))
-        .unwrap();
-    let bytes = fs::read(&first).unwrap();
-    fs::write(&first, &bytes[..100]).unwrap();
-    run(&task, &Silent).unwrap();
-    assert_eq!(fs::read(&first).unwrap(), bytes);
+fn a_finished_file_that_was_changed_is_made_again_and_no_other() {
+    /// Changes a file that a run finished.
+    type Damage = fn(&Path, &[u8]);
+    let damages: [(&str, Damage); 8] = [
+        ("cut", |path, bytes| fs::write(path, &bytes[..100]).unwrap()),
+        ("longer", |path, bytes| {
+            fs::write(path, [bytes, &[0]].concat()).unwrap();
+        }),
+        ("a bit of the header", |path, bytes| flip(path, bytes, 9)),
+        ("a bit of the first tensor", |path, bytes| {
+            let header = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            flip(path, bytes, 8 + header as usize);
+        }),
+        ("the last bit", |path, bytes| {
+            flip(path, bytes, bytes.len() - 1);
+        }),
+        ("zeros of the same length", |path, bytes| {
+            fs::write(path, vec![0; bytes.len()]).unwrap();
+        }),
+        ("gone", |path, _| fs::remove_file(path).unwrap()),
+        ("a pipe", |path, _| {
+            fs::remove_file(path).unwrap();
+            make_pipe(path);
+        }),
+    ];
+    for format in [Format::Fp8, Format::Nvfp4] {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = dir.path().join("whole");
+        run(&task(&golden("all"), &whole, format), &Silent).unwrap();
+        for (what, damage) in damages {
+            let target = dir.path().join(what);
+            let task = task(&golden("all"), &target, format);
+            // The run ends when the second is finished and the journal says so.
+            assert!(catch_unwind(AssertUnwindSafe(|| run(&task, &Stop(2)))).is_err());
+            let mut finished: Vec<String> = files(&target)
+                .into_iter()
+                .map(|(name, _)| name)
+                .filter(|name| name.ends_with(".safetensors"))
+                .collect();
+            assert!(finished.len() >= 2, "{finished:?}");
+            let victim = finished.remove(0);
+            let path = target.join(&victim);
+            let bytes = fs::read(&path).unwrap();
+            damage(&path, &bytes);
+            let heard = Heard::default();
+            run(&task, &heard).unwrap();
+            assert_eq!(*heard.again.lock().unwrap(), [victim.as_str()], "{what}");
+            let made = heard.made.lock().unwrap();
+            assert!(made.contains(&victim), "{what}: {made:?}");
+            assert!(!made.contains(&finished[0]), "{what}: {made:?}");
+            assert!(files(&target) == files(&whole), "{format:?}: {what}");
+        }
+    }
+}
+
+fn flip(path: &Path, bytes: &[u8], at: usize) {
+    let mut bytes = bytes.to_vec();
+    bytes[at] ^= 1;
+    fs::write(path, bytes).unwrap();
 }
 
 /// A golden checkpoint that a test may change.

@@ -1,7 +1,6 @@
 //! The checkpoint's chat template: messages and tools to token ids.
 
 use std::{
-    fs,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -17,7 +16,7 @@ use super::{
     strftime,
     tokenizer::{Tokenizer, TokenizerError},
 };
-use crate::sched::types::TokenId;
+use crate::{model::file, sched::types::TokenId};
 
 /// Why a conversation could not be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -68,10 +67,12 @@ const FUEL: u64 = 50_000_000;
 impl Template {
     /// Compiles a `chat_template.jinja`.
     pub fn from_file(path: &Path) -> Result<Self, TemplateError> {
-        let source = fs::read_to_string(path).map_err(|error| TemplateError::Read {
+        let unreadable = |reason: String| TemplateError::Read {
             path: path.display().to_string(),
-            reason: error.to_string(),
-        })?;
+            reason,
+        };
+        let bytes = file::read(path).map_err(|error| unreadable(error.to_string()))?;
+        let source = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
         Self::new(&source)
     }
 
@@ -85,7 +86,7 @@ impl Template {
         let inside = ["chat_template.json", "tokenizer_config.json"]
             .iter()
             .find_map(|name| {
-                let bytes = fs::read(dir.join(name)).ok()?;
+                let bytes = file::read(&dir.join(name)).ok()?;
                 let config: Value = serde_json::from_slice(&bytes).ok()?;
                 named(&config["chat_template"])
             });

@@ -5,12 +5,12 @@
 //! is read with special tokens on, and there the parts that came from messages are marked
 //! ([`super::guard`]).
 
-use std::{collections::HashMap, fs, path::Path};
+use std::{collections::HashMap, path::Path};
 
 use tokenizers::AddedToken;
 
 use super::{detok, guard::Guard, markers::Markers};
-use crate::sched::types::TokenId;
+use crate::{model::file, sched::types::TokenId};
 
 /// What is wrong with a tokenizer, or with a text given to it.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ const VOCABULARY_PADDING: usize = 128;
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn from_file(path: &Path) -> Result<Self, TokenizerError> {
-        let bytes = fs::read(path).map_err(|error| TokenizerError::Read {
+        let bytes = file::read(path).map_err(|error| TokenizerError::Read {
             path: path.display().to_string(),
             reason: error.to_string(),
         })?;
