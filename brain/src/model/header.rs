@@ -190,13 +190,14 @@ fn check_metadata(said: &Said) -> Result<(), Fault> {
         return Err(Fault::of_file(problem));
     };
     if let Some((key, _)) = fields.0.iter().find(|(_, value)| !value.is_string()) {
-        let problem = format!("has a {METADATA} whose {key:?} is not a string");
+        let problem = format!("has a {METADATA} whose \"{}\" is not a string", shown(key));
         return Err(Fault::of_file(problem));
     }
     match fields.twice() {
         None => Ok(()),
         Some(key) => Err(Fault::of_file(format!(
-            "has a {METADATA} with {key:?} twice"
+            "has a {METADATA} with \"{}\" twice",
+            shown(key)
         ))),
     }
 }
