@@ -1,6 +1,6 @@
 //! From settings to something that computes: tokenizer, template, weights, device.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use crate::{
     backend::{
@@ -35,7 +35,9 @@ use crate::{
 pub fn check(config: &Config) -> Result<(), Error> {
     match &config.model {
         Model::Demo | Model::Hub(_) => Ok(()),
-        Model::Dir(dir) => check_folder(dir),
+        Model::Dir(dir) => {
+            model::check_folder(dir).map_err(|error| Error::Checkpoint(error.to_string()))
+        }
     }
 }
 
@@ -191,23 +193,16 @@ fn text_model(config: &Config, files: &Files) -> Result<TextModel, Error> {
                 .map_err(|e| checkpoint(&e))?,
             Template::new(demo::TEMPLATE).map_err(|e| checkpoint(&e))?,
         ),
-        Files::Folders(Located { model: dir, .. }) => (
-            Tokenizer::from_file(&dir.join("tokenizer.json")).map_err(|e| checkpoint(&e))?,
-            Template::from_checkpoint(dir).map_err(|e| checkpoint(&e))?,
-        ),
+        Files::Folders(Located { model: dir, .. }) => {
+            model::check_config(dir).map_err(|e| checkpoint(&e))?;
+            (
+                Tokenizer::from_file(&dir.join("tokenizer.json")).map_err(|e| checkpoint(&e))?,
+                Template::from_checkpoint(dir).map_err(|e| checkpoint(&e))?,
+            )
+        }
     };
     let tokenizer = tokenizer.trust_special_tokens(config.trust_special_tokens);
     TextModel::new(Arc::new(tokenizer), template).map_err(|e| checkpoint(&e))
-}
-
-fn check_folder(dir: &Path) -> Result<(), Error> {
-    if dir.is_dir() {
-        return Ok(());
-    }
-    Err(Error::Checkpoint(format!(
-        "the checkpoint {} is not a folder: give the folder with config.json, or demo",
-        dir.display()
-    )))
 }
 
 /// The depth of requests that leave it open.

@@ -229,6 +229,7 @@ fn bf16_models_are_near_the_processor() {
 struct Silent;
 
 impl Watch for Silent {
+    fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
     fn again(&self, _: &str) {}

@@ -34,6 +34,7 @@ const TOKENS: usize = 24;
 struct Silent;
 
 impl Watch for Silent {
+    fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
     fn again(&self, _: &str) {}

@@ -131,6 +131,11 @@ fn brain_refuses_a_checkpoint_that_is_none() {
     damage("config.json", config.replace("gemma4", "llama9").as_bytes());
     let code = refused("architecture", dir.path(), &mut serve(&model), &["llama9"]);
     codes.insert("architecture", code);
+    // It has no tokenizer either, which is not what is wrong.
+    let assistant = model.join("assistant");
+    let says = ["MTP assistant", "--drafter"];
+    let code = refused("an assistant", dir.path(), &mut serve(&assistant), &says);
+    codes.insert("assistant", code);
     damage("config.json", config.as_bytes());
 
     damage(

@@ -122,5 +122,7 @@ fn inspect_shows_the_demo_as_it_is() {
     assert_eq!(code, Some(3));
     assert!(text.contains("config.json: is not there"), "{text}");
     assert!(said.contains("problems were found"), "{said}");
-    assert_eq!(inspect(&demo.join("nothing"), &[]).0, Some(2));
+    let (code, _, said) = inspect(&demo.join("nothing"), &[]);
+    assert_eq!(code, Some(3));
+    assert!(said.contains("give a checkpoint folder"), "{said}");
 }

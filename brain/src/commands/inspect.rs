@@ -6,14 +6,16 @@ use crate::{
     cli::InspectArgs,
     error::Error,
     inspect::{self, Options, print},
+    model::file,
 };
 
 /// Looks at a checkpoint and prints what was found. An error if there are problems.
 pub fn inspect(args: &InspectArgs) -> Result<(), Error> {
-    if !args.path.exists() {
-        return Err(Error::Usage(format!(
-            "{} is not there: give a checkpoint folder or a safetensors file",
-            args.path.display()
+    if let Err(error) = args.path.metadata() {
+        return Err(Error::Checkpoint(format!(
+            "cannot look at {}: {}; give a checkpoint folder or a safetensors file",
+            args.path.display(),
+            file::why(&error)
         )));
     }
     let utilization = args.gpu_memory_utilization;

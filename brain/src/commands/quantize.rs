@@ -12,6 +12,7 @@ use crate::{
         layout::{Format, Recipe},
         run::{QuantizeError, Task, Watch, run},
     },
+    size::show,
 };
 
 /// Quantises and prints the report.
@@ -93,6 +94,16 @@ impl Bar {
 }
 
 impl Watch for Bar {
+    fn look(&self, total: u64) {
+        if total > 0 {
+            self.0.set_length(total);
+            self.say(&format!(
+                "looking again at {} that an earlier run finished",
+                show(total)
+            ));
+        }
+    }
+
     fn begin(&self, total: u64, done: u64) {
         self.0.set_length(total);
         self.0.set_position(done);

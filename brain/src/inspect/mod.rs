@@ -285,13 +285,10 @@ fn memory(plan: &Plan, options: &Options, report: &mut Report) {
 fn text(dir: &Path, plan: &Plan, config: &[u8], problems: &mut Vec<Problem>) -> TextFacts {
     let generation = file::read(&dir.join("generation_config.json")).ok();
     let defaults = generation::parse(generation.as_deref(), config)
-        .map_err(|error| {
+        .map_err(|wrong| {
             let remedy = "correct the file or take the checkpoint's own";
-            problems.push(Problem::of_file(
-                "generation_config.json",
-                error.to_string(),
-                remedy,
-            ));
+            let problem = wrong.problem.to_string();
+            problems.push(Problem::of_file(wrong.file, problem, remedy));
         })
         .ok();
     let own = "take it from the checkpoint's own repository";

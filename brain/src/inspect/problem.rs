@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::model::{
-    file::NoFile,
+    file::{self, NoFile},
     shown::{shown, shown_path},
 };
 
@@ -35,16 +35,19 @@ impl Problem {
     }
 
     /// Of a file that could not be read.
-    pub fn of_reading(file: &str, error: &std::io::Error) -> Self {
+    pub fn of_reading(name: &str, error: &std::io::Error) -> Self {
         if let Some(NoFile { what }) = NoFile::of(error) {
             let remedy = "put the file, or a link to it, in its place";
-            return Self::of_file(file, format!("is {what}, not a file"), remedy);
+            return Self::of_file(name, format!("is {what}, not a file"), remedy);
         }
         match error.kind() {
-            std::io::ErrorKind::NotFound => Self::of_file(file, "is not there", FETCH_AGAIN),
+            std::io::ErrorKind::NotFound => Self::of_file(name, "is not there", FETCH_AGAIN),
             _ => {
-                let problem = format!("cannot be read: {error}");
-                Self::of_file(file, problem, "look at its permissions")
+                let remedy = match file::remedy(error) {
+                    "" => "look at the disk",
+                    remedy => remedy,
+                };
+                Self::of_file(name, format!("cannot be read: {error}"), remedy)
             }
         }
     }

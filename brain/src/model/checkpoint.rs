@@ -23,7 +23,7 @@ use super::{
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// The file could not be opened, mapped or read.
-    #[error("cannot read {}: {source}", shown_path(.file))]
+    #[error("cannot read {}: {}", shown_path(.file), file::why(.source))]
     Io {
         /// Which file.
         file: PathBuf,
@@ -225,9 +225,9 @@ impl Checkpoint {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         let mut checkpoint = Self::default();
-        if single.exists() {
+        if there(&single)? {
             checkpoint.add(map(&single)?, single)?;
-        } else if index.exists() {
+        } else if there(&index)? {
             checkpoint.add_shards(dir, &index)?;
         } else if let Some(partial) = unfinished(dir, "model") {
             return Err(CheckpointError::Unfinished {
@@ -284,7 +284,7 @@ impl Checkpoint {
                 return Err(damaged(format!("\"{name}\" is not a plain file name")));
             }
             let path = dir.join(name);
-            if !path.exists() {
+            if !there(&path)? {
                 return Err(absent(dir, path, name, index));
             }
             self.add(map(&path)?, path)?;
@@ -343,6 +343,13 @@ fn absent(dir: &Path, file: PathBuf, name: &str, index: &Path) -> CheckpointErro
             index: index.to_owned(),
         },
     }
+}
+
+fn there(path: &Path) -> Result<bool, CheckpointError> {
+    file::is_there(path).map_err(|source| CheckpointError::Io {
+        file: path.to_owned(),
+        source,
+    })
 }
 
 fn map(path: &Path) -> Result<Source, CheckpointError> {

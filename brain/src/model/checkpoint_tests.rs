@@ -306,11 +306,21 @@ fn scales_of_an_fp8_cache_are_found_under_every_name() {
 #[test]
 fn missing_parts_are_named() {
     let dir = tempfile::tempdir().unwrap();
-    assert!(failure(&dir.path().join("nowhere")).contains("is not a checkpoint folder"));
+    assert!(failure(&dir.path().join("nowhere")).contains("nowhere is not there: give"));
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    assert!(failure(&file).contains("is not a folder"));
     assert!(failure(dir.path()).contains("config.json"));
     let dir = copy("e4b");
     fs::remove_file(dir.path().join("model.safetensors")).unwrap();
     assert!(failure(dir.path()).contains("neither model.safetensors"));
+    // A link that leads nowhere is not as if there were none.
+    std::os::unix::fs::symlink("blob", dir.path().join("model.safetensors")).unwrap();
+    let message = failure(dir.path());
+    assert!(
+        message.contains("cannot read") && message.contains("; fetch it"),
+        "{message}"
+    );
 }
 
 /// A copy with its tensors changed.

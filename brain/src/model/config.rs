@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use super::{
     kv_scales::KvScales,
     plan::{DraftHead, DraftPlan, Kind, KvSource, LayerPlan, Moe, PerLayerInput, Plan, Rope},
+    shown::{shown, shown_text},
 };
 
 /// What is wrong with a config.json, without the file's name.
@@ -141,9 +142,9 @@ pub fn parse_target(json: &[u8]) -> Result<Plan, ConfigError> {
     if is_assistant(&outer) {
         return Err(ConfigError::Assistant(outer));
     }
-    let text = match top.get("text_config") {
-        Some(Value::Object(text)) if is_target(&outer) => text.clone(),
-        None if is_target(&outer) => top,
+    let (within, text) = match top.get("text_config") {
+        Some(Value::Object(text)) if is_target(&outer) => (NESTED, text.clone()),
+        None if is_target(&outer) => ("", top),
         _ => {
             return Err(ConfigError::Architecture {
                 found: outer,
@@ -151,7 +152,7 @@ pub fn parse_target(json: &[u8]) -> Result<Plan, ConfigError> {
             });
         }
     };
-    let raw = raw_text(text)?;
+    let raw = raw_text(within, text)?;
     let inner = raw.model_type.clone().unwrap_or_default();
     if !inner.is_empty() && !is_target(&inner) {
         return Err(ConfigError::Architecture {
@@ -178,7 +179,7 @@ pub fn parse_assistant(json: &[u8]) -> Result<DraftPlan, ConfigError> {
     let Some(Value::Object(text)) = top.get("text_config") else {
         return Err(field("text_config", "missing"));
     };
-    let text = plan(&raw_text(text.clone())?, true)?;
+    let text = plan(&raw_text(NESTED, text.clone())?, true)?;
     let backbone = number(&top, "backbone_hidden_size")?
         .ok_or_else(|| field("backbone_hidden_size", "missing"))?;
     check_width("backbone_hidden_size", backbone)?;
@@ -245,10 +246,19 @@ fn number(top: &Map<String, Value>, name: &str) -> Result<Option<usize>, ConfigE
     }
 }
 
-fn raw_text(text: Map<String, Value>) -> Result<RawText, ConfigError> {
+/// What stands before the names of the text part's fields where it is a part of the file.
+const NESTED: &str = "text_config.";
+
+fn raw_text(within: &str, text: Map<String, Value>) -> Result<RawText, ConfigError> {
     // A `null` means "default" in these files; serde would refuse it for plain numbers.
     let text: Map<String, Value> = text.into_iter().filter(|(_, v)| !v.is_null()).collect();
-    serde_json::from_value(Value::Object(text)).map_err(|e| ConfigError::Syntax(e.to_string()))
+    serde_path_to_error::deserialize(Value::Object(text)).map_err(|error| {
+        let problem = shown_text(&error.inner().to_string());
+        match error.path().iter().next() {
+            None => ConfigError::Syntax(problem),
+            Some(_) => field(&shown(&format!("{within}{}", error.path())), problem),
+        }
+    })
 }
 
 fn check_width(name: &str, n: usize) -> Result<(), ConfigError> {

@@ -84,6 +84,23 @@ fn nested_and_null_fields_are_read() {
 }
 
 #[test]
+fn a_value_of_the_wrong_kind_is_named_with_its_place() {
+    let mut text = base();
+    assert!(refused(serde_json::json!({"hidden_size": "wide"})).starts_with("hidden_size: "));
+    let rope = serde_json::json!({"rope_parameters": {"full_attention": {"rope_theta": []}}});
+    assert!(refused(rope).starts_with("rope_parameters.full_attention.rope_theta: "));
+    text.insert(
+        "layer_types".into(),
+        serde_json::json!(["sliding_attention", 5]),
+    );
+    let nested = serde_json::json!({"model_type": "gemma4", "text_config": text});
+    let error = parse_target(nested.to_string().as_bytes())
+        .unwrap_err()
+        .to_string();
+    assert!(error.starts_with("text_config.layer_types[1]: "), "{error}");
+}
+
+#[test]
 fn shared_layers_read_the_last_owner_of_their_kind() {
     let types = ["sliding_attention", "full_attention"].repeat(3);
     let plan = target(serde_json::json!({

@@ -23,6 +23,40 @@ impl NoFile {
     }
 }
 
+/// What to do about a file that cannot be read, to stand behind what the system said of it; empty
+/// where that says enough.
+pub(crate) fn remedy(error: &io::Error) -> &'static str {
+    const ENDLESS_LINK: i32 = rustix::io::Errno::LOOP.raw_os_error();
+    match error.kind() {
+        io::ErrorKind::NotFound => "fetch it, or look whether the folder is the right one",
+        io::ErrorKind::PermissionDenied => {
+            "let the user that runs brain read it and enter the folders above it"
+        }
+        _ if error.raw_os_error() == Some(ENDLESS_LINK) => {
+            "the link leads back to itself: put the file in its place"
+        }
+        _ => "",
+    }
+}
+
+/// An error of reading and its [`remedy`], as one text.
+pub(crate) fn why(error: &io::Error) -> String {
+    match remedy(error) {
+        "" => error.to_string(),
+        remedy => format!("{error}; {remedy}"),
+    }
+}
+
+/// Whether something lies under this name, be it a link that leads nowhere. A folder that may not
+/// be looked into is an error, not an empty one.
+pub(crate) fn is_there(path: &Path) -> io::Result<bool> {
+    match path.symlink_metadata() {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// Opens a file, or what a link leads to, if it is a regular one. Never waits for another process.
 ///
 /// # Errors
@@ -102,5 +136,27 @@ mod tests {
         let error = read(&path("none")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert_eq!(NoFile::of(&error), None);
+    }
+
+    #[test]
+    fn what_keeps_a_file_from_being_read_has_a_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::os::unix::fs::symlink("round", path("round")).unwrap();
+        std::os::unix::fs::symlink("nowhere", path("dangling")).unwrap();
+        for (name, there, remedy) in [
+            ("none", false, "; fetch it"),
+            ("dangling", true, "; fetch it"),
+            ("round", true, "; the link leads back to itself"),
+        ] {
+            assert_eq!(is_there(&path(name)).unwrap(), there, "{name}");
+            let error = why(&read(&path(name)).unwrap_err());
+            assert!(error.contains(remedy), "{name}: {error}");
+        }
+        // Whoever may read everything, as root, never sees this one.
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        assert!(why(&denied).contains("let the user that runs brain read it"));
+        std::fs::write(path("file"), b"").unwrap();
+        assert!(is_there(&path("file/below")).is_err());
     }
 }

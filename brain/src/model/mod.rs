@@ -46,10 +46,10 @@ use weights::{DraftWeights, TargetWeights};
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// Not a folder.
-    #[error("{0} is not a checkpoint folder")]
-    NoFolder(PathBuf),
+    #[error(transparent)]
+    NoFolder(#[from] NoFolder),
     /// A file is missing or unreadable.
-    #[error("cannot read {file}: {source}")]
+    #[error("cannot read {}: {}", .file.display(), file::why(.source))]
     Io {
         /// Which file.
         file: PathBuf,
@@ -157,9 +157,7 @@ pub struct LoadedModel {
 /// Loads a checkpoint folder. Its weights are still being read when it returns: whoever takes them in
 /// asks [`Reading::digest`] at the end whether all is well with them.
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError> {
-    if !dir.is_dir() {
-        return Err(LoadError::NoFolder(dir.to_owned()));
-    }
+    check_folder(dir)?;
     let config = read(&dir.join("config.json"))?;
     let generation = read_optional(&dir.join("generation_config.json"))?;
     let quantization = read_optional(&dir.join("hf_quant_config.json"))?;
@@ -180,9 +178,7 @@ pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError>
         }
     };
     if let Some(folder) = assistant {
-        if !folder.is_dir() {
-            return Err(LoadError::NoFolder(folder));
-        }
+        check_folder(&folder)?;
         let config = read(&folder.join("config.json"))?;
         let checkpoint = Checkpoint::open(&folder)?;
         model.drafter = Some(assemble_drafter(
@@ -229,6 +225,28 @@ struct Files<'a> {
     quantization: Option<&'a [u8]>,
 }
 
+/// No checkpoint is under this name.
+#[derive(Debug, thiserror::Error)]
+#[error("{} {why}: give the folder with config.json, the name of a model on the hub, or demo", .folder.display())]
+pub struct NoFolder {
+    folder: PathBuf,
+    why: String,
+}
+
+/// Whether this is a folder that can be looked into.
+pub fn check_folder(folder: &Path) -> Result<(), NoFolder> {
+    let why = match folder.metadata() {
+        Ok(about) if about.is_dir() => return Ok(()),
+        Ok(_) => "is not a folder".to_owned(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => "is not there".to_owned(),
+        Err(error) => format!("cannot be looked into ({})", file::why(&error)),
+    };
+    Err(NoFolder {
+        folder: folder.to_owned(),
+        why,
+    })
+}
+
 fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
     file::read(path).map_err(|source| LoadError::Io {
         file: path.to_owned(),
@@ -237,11 +255,11 @@ fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
 }
 
 fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, LoadError> {
-    if path.exists() {
-        read(path).map(Some)
-    } else {
-        Ok(None)
-    }
+    let there = file::is_there(path).map_err(|source| LoadError::Io {
+        file: path.to_owned(),
+        source,
+    })?;
+    there.then(|| read(path)).transpose()
 }
 
 fn parse_config(folder: &Path, config: &[u8]) -> Result<Plan, LoadError> {
@@ -251,6 +269,14 @@ fn parse_config(folder: &Path, config: &[u8]) -> Result<Plan, LoadError> {
     })
 }
 
+/// Whether a folder holds a model that is served, by its configuration alone: what is no model is
+/// said before anything else of the folder is looked at.
+pub fn check_config(folder: &Path) -> Result<(), LoadError> {
+    check_folder(folder)?;
+    let config = read(&folder.join("config.json"))?;
+    parse_config(folder, &config).map(drop)
+}
+
 fn assemble(
     files: &Files<'_>,
     mut plan: Plan,
@@ -258,9 +284,9 @@ fn assemble(
 ) -> Result<LoadedModel, LoadError> {
     let folder = files.folder;
     let defaults =
-        generation::parse(files.generation, files.config).map_err(|source| LoadError::Config {
-            file: folder.join("generation_config.json"),
-            source,
+        generation::parse(files.generation, files.config).map_err(|wrong| LoadError::Config {
+            file: folder.join(wrong.file),
+            source: wrong.problem,
         })?;
     let names = |source| LoadError::Names {
         folder: folder.to_owned(),

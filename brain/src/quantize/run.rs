@@ -59,8 +59,10 @@ pub struct Task {
 pub trait Watch: Sync {
     /// Bytes of the source that are to be read, and how many of them an earlier run has read.
     fn begin(&self, total: u64, done: u64);
-    /// So many more bytes were read.
+    /// So many more bytes were read, of the source or of what an earlier run wrote.
     fn advance(&self, bytes: u64);
+    /// Bytes that an earlier run wrote, all of which are read first; none as a rule.
+    fn look(&self, total: u64);
     /// A file that an earlier run finished is no longer what it wrote, and is made again.
     fn again(&self, file: &str);
     /// A file is done, the `number`th of `count`.
@@ -120,7 +122,7 @@ pub enum QuantizeError {
         needed: u64,
     },
     /// The file system.
-    #[error("cannot {doing} {file}: {source}{}", advice(.source))]
+    #[error("cannot {doing} {}: {source}{}", .file.display(), advice(doing, .source))]
     Io {
         /// What was tried.
         doing: &'static str,
@@ -137,15 +139,25 @@ pub enum QuantizeError {
     NoObject(#[from] NoObject),
 }
 
-fn advice(error: &io::Error) -> &'static str {
-    match error.kind() {
+fn advice(doing: &str, error: &io::Error) -> String {
+    if doing == READ {
+        return match file::remedy(error) {
+            "" => String::new(),
+            remedy => format!("; {remedy}"),
+        };
+    }
+    let advice = match error.kind() {
         io::ErrorKind::StorageFull => "; make room and run the same command to go on",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "; give a folder that can be written"
         }
         _ => "",
-    }
+    };
+    advice.to_owned()
 }
+
+/// What is done with a file of the source.
+const READ: &str = "read";
 
 fn at<'a>(doing: &'static str, file: &'a Path) -> impl FnOnce(io::Error) -> QuantizeError + 'a {
     move |source| QuantizeError::Io {
@@ -167,7 +179,7 @@ struct Source {
 impl Source {
     fn open(dir: &Path) -> Result<Self, QuantizeError> {
         let file = dir.join("config.json");
-        let config = file::read(&file).map_err(at("read", &file))?;
+        let config = file::read(&file).map_err(at(READ, &file))?;
         let plan =
             parse_target(&config).map_err(|source| QuantizeError::Config { file, source })?;
         let checkpoint = Checkpoint::open(dir)?;
@@ -225,8 +237,8 @@ impl Source {
             files.insert(t.file());
         }
         for file in files {
-            let about = fs::metadata(file).map_err(at("read", file))?;
-            let changed = about.modified().map_err(at("read", file))?;
+            let about = fs::metadata(file).map_err(at(READ, file))?;
+            let changed = about.modified().map_err(at(READ, file))?;
             hash.update(format!("{} {changed:?}\n", about.len()).as_bytes());
         }
         Ok(hash.finalize().to_hex().to_string())
@@ -259,6 +271,7 @@ pub fn run(task: &Task, watch: &dyn Watch) -> Result<Report, QuantizeError> {
         source: source.identity()?,
     };
     let (mut journal, finished) = Journal::open(target, &opening)?;
+    watch.look(finished.iter().map(|f| f.bytes).sum());
     let mut done = still_finished(&layout, finished, target, watch);
     let read = |shard: &Shard| shard.jobs.iter().map(|j| source.bytes(j)).sum::<u64>();
     let (ready, open): (Vec<&Shard>, Vec<&Shard>) = layout
@@ -304,7 +317,8 @@ fn still_finished(
     done.retain(|name, finished| {
         let shard = layout.shards.iter().find(|s| s.file == *name);
         let sound = shard.is_some_and(|shard| {
-            finished.bytes == shard.bytes && seal::holds(target, shard, &finished.seal)
+            let read = |bytes| watch.advance(bytes);
+            finished.bytes == shard.bytes && seal::holds(target, shard, &finished.seal, &read)
         });
         if !sound {
             watch.again(name);
@@ -319,7 +333,7 @@ fn claim(target: &Path, source: &Path) -> Result<(), QuantizeError> {
     if !target.exists() {
         fs::create_dir_all(target).map_err(at("make", target))?;
     }
-    let real = |path: &Path| fs::canonicalize(path).map_err(at("read", path));
+    let real = |path: &Path| fs::canonicalize(path).map_err(at(READ, path));
     if real(target)?.starts_with(real(source)?) {
         // Only a folder that was just made is taken away again.
         let _ = fs::remove_dir(target);
@@ -328,7 +342,7 @@ fn claim(target: &Path, source: &Path) -> Result<(), QuantizeError> {
     if !target.is_dir() {
         return Err(QuantizeError::Exists(target.to_owned()));
     }
-    let mut entries = fs::read_dir(target).map_err(at("read", target))?;
+    let mut entries = fs::read_dir(target).map_err(at(READ, target))?;
     if entries.next().is_some() && !target.join(journal::FILE).is_file() {
         return Err(QuantizeError::Exists(target.to_owned()));
     }
@@ -523,8 +537,8 @@ fn complete(
 }
 
 fn copy_files(from: &Path, to: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), QuantizeError> {
-    for entry in fs::read_dir(from).map_err(at("read", from))? {
-        let path = entry.map_err(at("read", from))?.path();
+    for entry in fs::read_dir(from).map_err(at(READ, from))? {
+        let path = entry.map_err(at(READ, from))?.path();
         let name = path
             .file_name()
             .and_then(|n| n.to_str())

@@ -52,7 +52,13 @@ pub(super) fn seal(header: &[u8], tensors: impl IntoIterator<Item = blake3::Hash
 }
 
 /// Reads the file of a shard: whether it has the length of the layout and this seal.
-pub(super) fn holds(folder: &Path, shard: &Shard, expected: &str) -> bool {
+/// `advance` hears how many bytes were read.
+pub(super) fn holds(
+    folder: &Path,
+    shard: &Shard,
+    expected: &str,
+    advance: &(dyn Fn(u64) + Sync),
+) -> bool {
     let read = || -> io::Result<bool> {
         let file = file::open(&folder.join(&shard.file))?;
         if file.metadata()?.len() != shard.bytes {
@@ -61,7 +67,7 @@ pub(super) fn holds(folder: &Path, shard: &Shard, expected: &str) -> bool {
         let mut header = vec![0; shard.header.len()];
         file.read_exact_at(&mut header, 0)?;
         let outputs: Vec<&Output> = shard.jobs.iter().flat_map(|j| &j.outputs).collect();
-        let tensors = spread(&outputs, |o| hash_of(&file, o));
+        let tensors = spread(&outputs, |o| hash_of(&file, o, advance));
         let tensors = tensors.into_iter().collect::<io::Result<Vec<_>>>()?;
         Ok(seal(&header, tensors) == expected)
     };
@@ -69,7 +75,11 @@ pub(super) fn holds(folder: &Path, shard: &Shard, expected: &str) -> bool {
     read().unwrap_or(false)
 }
 
-fn hash_of(file: &File, output: &Output) -> io::Result<blake3::Hash> {
+fn hash_of(
+    file: &File,
+    output: &Output,
+    advance: &(dyn Fn(u64) + Sync),
+) -> io::Result<blake3::Hash> {
     let mut hash = blake3::Hasher::new();
     let (mut at, end) = (output.offset, output.offset + output.bytes);
     let mut piece = vec![0; PIECE];
@@ -78,6 +88,7 @@ fn hash_of(file: &File, output: &Output) -> io::Result<blake3::Hash> {
         file.read_exact_at(&mut piece[..length], at)?;
         hash.update(&piece[..length]);
         at += length as u64;
+        advance(length as u64);
     }
     Ok(hash.finalize())
 }

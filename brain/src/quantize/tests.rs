@@ -32,6 +32,7 @@ const GOLDENS: [&str; 6] = ["e2b", "e4b", "12b", "26b", "31b", "all"];
 struct Silent;
 
 impl Watch for Silent {
+    fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
     fn again(&self, _: &str) {}
@@ -227,6 +228,7 @@ fn matrices_that_are_computed_as_one_share_a_factor() {
 struct Stop(usize);
 
 impl Watch for Stop {
+    fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
     fn again(&self, _: &str) {}
@@ -272,6 +274,7 @@ struct Heard {
 }
 
 impl Watch for Heard {
+    fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
     fn again(&self, file: &str) {

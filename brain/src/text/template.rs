@@ -71,7 +71,7 @@ impl Template {
             path: path.display().to_string(),
             reason,
         };
-        let bytes = file::read(path).map_err(|error| unreadable(error.to_string()))?;
+        let bytes = file::read(path).map_err(|error| unreadable(file::why(&error)))?;
         let source = String::from_utf8(bytes).map_err(|error| unreadable(error.to_string()))?;
         Self::new(&source)
     }
@@ -80,7 +80,8 @@ impl Template {
     /// `chat_template.json` or `tokenizer_config.json` of older checkpoints.
     pub fn from_checkpoint(dir: &Path) -> Result<Self, TemplateError> {
         let file = dir.join("chat_template.jinja");
-        if file.exists() {
+        // What cannot be looked at is tried, so that the reason is told.
+        if file::is_there(&file).unwrap_or(true) {
             return Self::from_file(&file);
         }
         let inside = ["chat_template.json", "tokenizer_config.json"]

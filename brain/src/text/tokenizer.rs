@@ -16,9 +16,7 @@ use crate::{model::file, sched::types::TokenId};
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
     /// The file cannot be read.
-    #[error(
-        "cannot read the tokenizer {path}: {reason}; take tokenizer.json from the model's repository"
-    )]
+    #[error("cannot read the tokenizer {path}: {reason}; it stands in the model's repository")]
     Read {
         /// The file.
         path: String,
@@ -92,7 +90,7 @@ impl Tokenizer {
     pub fn from_file(path: &Path) -> Result<Self, TokenizerError> {
         let bytes = file::read(path).map_err(|error| TokenizerError::Read {
             path: path.display().to_string(),
-            reason: error.to_string(),
+            reason: file::why(&error),
         })?;
         Self::from_bytes(&bytes, &path.display().to_string())
     }
