@@ -226,6 +226,7 @@ fn cpu(
     let mut facts = facts(config, &model, "cpu", String::new());
     let mut options = CpuOptions {
         threads: config.threads,
+        cpus: config.cpus.clone(),
         max_model_len: config.max_model_len.unwrap_or(0),
         max_seqs: config.max_num_seqs,
         max_rows: config.max_num_batched_tokens,

@@ -326,6 +326,11 @@ pub struct Settings {
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// Cores that compute threads are bound to, one each, as 0-3,8; with it `--threads 0` is one per
+    /// core of the list [default: none is bound]. Of use where other programs compute on the machine.
+    #[arg(long, value_name = "LIST")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<String>,
     /// How long a generation that nobody reads is computed on and stays readable [default: 15m].
     #[arg(long, value_name = "TIME")]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,7 @@
 //! Settings: flags over environment (`BRAIN_…`) over a TOML file over defaults.
 
+mod cpus;
+
 use std::{
     path::{Path, PathBuf},
     str::FromStr,
@@ -61,6 +63,8 @@ pub struct Written {
     pub gpu_memory_utilization: f64,
     /// Compute threads; 0: one per core.
     pub threads: usize,
+    /// Cores that they are bound to.
+    pub cpus: String,
     /// How long an unread generation lives.
     pub lease: String,
     /// How long generations may take to end.
@@ -133,6 +137,7 @@ impl Default for Written {
             host_cache_memory: Text::Word("auto".into()),
             gpu_memory_utilization: 0.9,
             threads: 0,
+            cpus: String::new(),
             lease: "15m".into(),
             drain: "20s".into(),
             snapshot_dir: PathBuf::new(),
@@ -231,6 +236,8 @@ pub struct Config {
     pub gpu_memory_thousandths: u32,
     /// Compute threads.
     pub threads: usize,
+    /// Cores that they are bound to, as many as threads; empty: the system moves them.
+    pub cpus: Vec<usize>,
     /// How long an unread generation lives.
     pub lease: Duration,
     /// How long generations may take to end.
@@ -387,6 +394,11 @@ impl Loaded {
             return Err(self.bad("gpu_memory_utilization", problem));
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let cpus = cpus::parse(&written.cpus).map_err(|problem| self.bad("cpus", problem))?;
+        if !cpus.is_empty() && written.threads > cpus.len() {
+            let problem = format!("names {} cores for {} threads", cpus.len(), written.threads);
+            return Err(self.bad("cpus", problem));
+        }
         Ok(Config {
             model,
             name,
@@ -410,11 +422,12 @@ impl Loaded {
                 size => self.size("host_cache_memory", size)?,
             },
             gpu_memory_thousandths: (share * 1000.0).round().max(1.0) as u32,
-            threads: if written.threads == 0 {
-                cores
-            } else {
-                written.threads
+            threads: match written.threads {
+                0 if cpus.is_empty() => cores,
+                0 => cpus.len(),
+                threads => threads,
             },
+            cpus,
             lease: self.time("lease", &written.lease)?,
             drain: self.time("drain", &written.drain)?,
             snapshot_dir: set(written.snapshot_dir),

@@ -48,6 +48,10 @@ fn wrong_settings_are_named_with_their_origin() {
             "setting device (command line): \"gpu\" is not one of auto, cpu, cuda, cuda:N, fake",
         ),
         (
+            ["--cpus", "0-"],
+            "setting cpus (command line): \"0-\" is neither",
+        ),
+        (
             ["--grpc-addr", "nowhere"],
             "setting grpc_addr (command line): `nowhere` is no address",
         ),

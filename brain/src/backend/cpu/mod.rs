@@ -52,6 +52,9 @@ pub const MAX_DRAFTS: usize = 8;
 pub struct CpuOptions {
     /// Compute threads; 0 is one per core.
     pub threads: usize,
+    /// Cores that they are bound to, the first that of the thread that runs steps; threads beyond
+    /// the list are moved by the system.
+    pub cpus: Vec<usize>,
     /// Bytes for the KV pools.
     pub kv_memory: usize,
     /// Prompt and answer together at most; 0 is what the model was made for.
@@ -70,6 +73,7 @@ impl Default for CpuOptions {
     fn default() -> Self {
         Self {
             threads: 0,
+            cpus: Vec::new(),
             kv_memory: 128 << 20,
             max_model_len: 0,
             max_seqs: 8,
@@ -135,7 +139,13 @@ impl CpuExecutor {
             .map(|l| l.head_dim)
             .max()
             .unwrap_or(0);
-        let mut ops = CpuOps::new(Pool::new(threads)?, level, bf16, sizes, head_dim);
+        let mut ops = CpuOps::new(
+            Pool::bound(threads, &options.cpus)?,
+            level,
+            bf16,
+            sizes,
+            head_dim,
+        );
         let gemma = Gemma::new(&mut ops, &model.plan, &model.weights);
         let drafter = (limits.max_drafts > 0)
             .then_some(model.drafter.as_ref())
@@ -211,6 +221,7 @@ impl Executor for CpuExecutor {
             limits,
             ..
         } = self;
+        ops.pool.bind_caller();
         ops.arena.load(step, limits).map_err(|reason| ExecError {
             device: "cpu",
             reason: format!("bad step: {reason}"),

@@ -10,7 +10,7 @@
 )]
 
 use std::{
-    cell::UnsafeCell,
+    cell::{Cell, UnsafeCell},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Condvar, Mutex, PoisonError,
@@ -18,6 +18,8 @@ use std::{
     },
     thread::JoinHandle,
 };
+
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Set in `state` while a job may be joined; the other bits count the threads inside it.
 const OPEN: u32 = 1 << 31;
@@ -48,11 +50,19 @@ unsafe impl Send for Shared {}
 pub(super) struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// The core of the thread that calls.
+    own: Option<usize>,
 }
 
 impl Pool {
     /// A pool of `threads`, the caller's own included.
     pub(super) fn new(threads: usize) -> std::io::Result<Self> {
+        Self::bound(threads, &[])
+    }
+
+    /// The same with each thread on a core of its own, as far as there are cores in the list. The
+    /// first is that of whoever calls [`Self::bind_caller`].
+    pub(super) fn bound(threads: usize, cores: &[usize]) -> std::io::Result<Self> {
         let shared = Arc::new(Shared {
             state: AtomicU32::new(0),
             next: AtomicUsize::new(0),
@@ -67,15 +77,28 @@ impl Pool {
         let mut pool = Self {
             shared,
             threads: Vec::new(),
+            own: cores.first().copied(),
         };
         for worker in 1..threads.max(1) {
             let shared = pool.shared.clone();
+            let core = cores.get(worker).copied();
             let thread = std::thread::Builder::new()
                 .name(format!("cpu-{worker}"))
-                .spawn(move || work(&shared, worker))?;
+                .spawn(move || {
+                    core.into_iter().for_each(bind);
+                    work(&shared, worker);
+                })?;
             pool.threads.push(thread);
         }
         Ok(pool)
+    }
+
+    /// Binds the calling thread to the first core of the list, unless it is bound to it already.
+    pub(super) fn bind_caller(&self) {
+        thread_local!(static BOUND: Cell<Option<usize>> = const { Cell::new(None) });
+        if self.own.is_some() && BOUND.replace(self.own) != self.own {
+            self.own.into_iter().for_each(bind);
+        }
     }
 
     /// Threads, the caller's own included.
@@ -147,6 +170,14 @@ impl Drop for Closing<'_> {
             }
         }
     }
+}
+
+/// Binds the calling thread to a core. Where the system refuses, because the core has gone, the
+/// thread computes all the same.
+fn bind(core: usize) {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    let _ = sched_setaffinity(None, &cores);
 }
 
 fn claim(s: &Shared, f: &(dyn Fn(usize, usize) + Sync), thread: usize) {
@@ -235,7 +266,9 @@ impl<T> Shards<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicU64;
+    use std::{collections::BTreeSet, sync::atomic::AtomicU64};
+
+    use rustix::thread::sched_getaffinity;
 
     use super::*;
 
@@ -271,6 +304,34 @@ mod tests {
             });
             assert_eq!(sum.load(Ordering::Relaxed), 45);
         }
+    }
+
+    #[test]
+    fn threads_stay_on_their_cores() {
+        let allowed = sched_getaffinity(None).unwrap();
+        let core = (0..CpuSet::MAX_CPU)
+            .find(|core| allowed.is_set(*core))
+            .unwrap();
+        // A thread of its own, so that the test's is left as it is.
+        std::thread::spawn(move || {
+            let pool = Pool::bound(3, &[core, core]).unwrap();
+            pool.bind_caller();
+            let seen = Mutex::new(BTreeSet::new());
+            while seen.lock().unwrap().len() < 3 {
+                pool.run(64, &|_, thread| {
+                    let mine = sched_getaffinity(None).unwrap();
+                    let bound = mine.count() == 1 && mine.is_set(core);
+                    assert!(
+                        bound || (thread == 2 && mine == allowed),
+                        "{thread}: {mine:?}"
+                    );
+                    seen.lock().unwrap().insert(thread);
+                    std::thread::yield_now();
+                });
+            }
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]
