@@ -13,7 +13,8 @@ use opentelemetry_proto::tonic::{
         ExportTraceServiceRequest, ExportTraceServiceResponse,
         trace_service_server::{TraceService, TraceServiceServer},
     },
-    common::v1::any_value::Value,
+    common::v1::{KeyValue, any_value::Value},
+    trace::v1::Span,
 };
 use tokio::{net::TcpListener, sync::mpsc};
 use tokio_stream::wrappers::TcpListenerStream;
@@ -35,19 +36,77 @@ impl TraceService for Collector {
     }
 }
 
-// The test waits for processes while its collector serves: that takes two threads.
+/// A collector, where it listens, and what it receives.
+struct Collecting {
+    endpoint: String,
+    received: mpsc::UnboundedReceiver<ExportTraceServiceRequest>,
+    server: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+impl Collecting {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let (send, received) = mpsc::unbounded_channel();
+        let server = tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(TraceServiceServer::new(Collector(send)))
+                .serve_with_incoming(TcpListenerStream::new(listener)),
+        );
+        Self {
+            endpoint,
+            received,
+            server,
+        }
+    }
+
+    /// Ends brain, which exports what it has not exported yet: the spans of the caller's trace.
+    fn end(mut self, brain: Brain) -> Vec<Span> {
+        brain.program.terminate();
+        let end = brain.program.finish();
+        assert_eq!(end.code, Some(0), "{}", end.stderr);
+        assert!(!end.stderr.contains(CANARY), "the prompt was logged");
+        self.server.abort();
+        let mut in_trace = Vec::new();
+        while let Ok(export) = self.received.try_recv() {
+            assert!(
+                !format!("{export:?}").contains(CANARY),
+                "the prompt was exported"
+            );
+            for resource in export.resource_spans {
+                let attributes = resource.resource.unwrap().attributes;
+                assert_eq!(
+                    value(&attributes, "service.name"),
+                    Some(Value::StringValue("brain".to_owned()))
+                );
+                let spans = resource
+                    .scope_spans
+                    .into_iter()
+                    .flat_map(|scope| scope.spans);
+                in_trace.extend(spans.filter(|span| hex(&span.trace_id) == TRACE));
+            }
+        }
+        in_trace
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn value(attributes: &[KeyValue], key: &str) -> Option<Value> {
+    let found = attributes.iter().find(|attribute| attribute.key == key)?;
+    found.value.clone()?.value
+}
+
+// The tests wait for processes while their collectors serve: that takes two threads.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_generation_is_a_span_in_its_caller_s_trace_without_its_prompt() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", listener.local_addr().unwrap());
-    let (send, mut received) = mpsc::unbounded_channel();
-    let server = tokio::spawn(
-        tonic::transport::Server::builder()
-            .add_service(TraceServiceServer::new(Collector(send)))
-            .serve_with_incoming(TcpListenerStream::new(listener)),
-    );
-
-    let brain = Brain::start(BrainOptions::fake(&["--otlp-endpoint", &endpoint]));
+    let collecting = Collecting::start().await;
+    let brain = Brain::start(BrainOptions::fake(&[
+        "--otlp-endpoint",
+        &collecting.endpoint,
+    ]));
     let mut spec = fake_spec(1, 20);
     spec.prompt = Some(marathon_proto::brain::generation_spec::Prompt::PromptText(
         CANARY.to_owned(),
@@ -61,50 +120,67 @@ async fn a_generation_is_a_span_in_its_caller_s_trace_without_its_prompt() {
     request.metadata_mut().insert("traceparent", parent);
     let mut stream = brain.client().generate(request).await.unwrap().into_inner();
     while stream.message().await.unwrap().is_some() {}
-    // What has not been exported yet is exported at the end.
-    brain.program.terminate();
-    let end = brain.program.finish();
-    assert_eq!(end.code, Some(0), "{}", end.stderr);
-    server.abort();
-
-    let mut in_trace = Vec::new();
-    while let Ok(export) = received.try_recv() {
-        assert!(
-            !format!("{export:?}").contains(CANARY),
-            "the prompt was exported"
-        );
-        for resource in export.resource_spans {
-            let service = resource
-                .resource
-                .unwrap()
-                .attributes
-                .into_iter()
-                .find_map(|attribute| {
-                    (attribute.key == "service.name")
-                        .then(|| attribute.value.unwrap().value.unwrap())
-                });
-            assert_eq!(service, Some(Value::StringValue("brain".to_owned())));
-            for span in resource
-                .scope_spans
-                .into_iter()
-                .flat_map(|scope| scope.spans)
-            {
-                let trace: String = span
-                    .trace_id
-                    .iter()
-                    .map(|byte| format!("{byte:02x}"))
-                    .collect();
-                if trace == TRACE {
-                    in_trace.push(span.name);
-                }
-            }
-        }
-    }
+    let spans = collecting.end(brain);
     assert!(
-        !in_trace.is_empty(),
+        !spans.is_empty(),
         "no span of the caller's trace was exported"
     );
-    assert!(!end.stderr.contains(CANARY), "the prompt was logged");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_over_http_has_the_conventions_attributes_in_its_caller_s_trace() {
+    let collecting = Collecting::start().await;
+    let brain = Brain::start(BrainOptions {
+        http: true,
+        ..BrainOptions::fake(&["--otlp-endpoint", &collecting.endpoint])
+    });
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    for stream in [false, true] {
+        let body = serde_json::json!({
+            "messages": [{"role": "user", "content": CANARY}], "max_tokens": 20, "ignore_eos": true,
+            "seed": 5, "temperature": 0.5, "stream": stream,
+        });
+        let request = reqwest::Client::new()
+            .post(format!("{}/v1/chat/completions", brain.http))
+            .header("traceparent", format!("00-{TRACE}-b7ad6b7169203331-01"))
+            .json(&body);
+        let response = request.send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        response.bytes().await.unwrap();
+    }
+    let spans = collecting.end(brain);
+    let named = |name: &str| -> Vec<&Span> {
+        spans
+            .iter()
+            .filter(|span| span.name.starts_with(name))
+            .collect()
+    };
+    let requests = named("POST /v1/chat/completions");
+    let generations = named("chat ");
+    assert_eq!((requests.len(), generations.len()), (2, 2), "{spans:?}");
+    for span in generations {
+        assert!(
+            requests
+                .iter()
+                .any(|request| request.span_id == span.parent_span_id),
+            "{span:?}"
+        );
+        for (key, expected) in [
+            ("gen_ai.operation.name", Value::StringValue("chat".into())),
+            (
+                "gen_ai.provider.name",
+                Value::StringValue("marathon".into()),
+            ),
+            ("gen_ai.request.seed", Value::IntValue(5)),
+            ("gen_ai.request.temperature", Value::DoubleValue(0.5)),
+            ("gen_ai.request.max_tokens", Value::IntValue(20)),
+            ("gen_ai.usage.output_tokens", Value::IntValue(20)),
+        ] {
+            assert_eq!(value(&span.attributes, key), Some(expected), "{key}");
+        }
+        let reasons = value(&span.attributes, "gen_ai.response.finish_reasons");
+        assert!(format!("{reasons:?}").contains("length"), "{reasons:?}");
+    }
 }
 
 #[tokio::test]

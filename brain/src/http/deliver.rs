@@ -2,6 +2,7 @@
 
 use axum::http::HeaderMap;
 use serde::Deserialize;
+use tracing::Span;
 
 use super::{body::Body, error::ApiError, identity::RequestId};
 use crate::serving::LONGEST_RUN_ID;
@@ -34,6 +35,8 @@ pub(super) struct Deliver {
     pub(super) running_usage: bool,
     pub(super) token_ids: bool,
     pub(super) resumable: bool,
+    /// The request's, below which its generations are traced.
+    pub(super) span: Span,
     /// First token wanted.
     pub(super) from: usize,
     /// Requests of one session belong to one run.
@@ -73,6 +76,7 @@ impl Deliver {
             running_usage: options.continuous_usage_stats.unwrap_or(false),
             token_ids: fields.return_token_ids.unwrap_or(false),
             resumable,
+            span: Span::current(),
             from: after.map_or(0, |last| last + 1),
             cache_salt: fields.cache_salt.unwrap_or_default(),
             // As in vLLM: less is sooner.

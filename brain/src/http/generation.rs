@@ -5,16 +5,19 @@ use std::sync::Arc;
 
 use futures::future::try_join_all;
 use marathon_proto::brain as pb;
+use tracing::{Instrument as _, Span};
 
 use super::{
     error::ApiError,
+    finish::Finish,
     identity::{RequestId, generation_id},
+    span,
 };
 use crate::{
     callers::Owner,
     engine::Engine,
     sched::{request::FinishReason, types::TokenId},
-    serving::{Ending, Opened, Read, Reader, Round, Serving},
+    serving::{Ending, Read, Reader, Round, Serving},
 };
 
 /// Choices of one request, at most.
@@ -35,6 +38,8 @@ pub(super) struct Ask {
     pub(super) resumable: bool,
     /// The field that describes the answer's form; empty without one.
     pub(super) form_path: String,
+    /// The request's.
+    pub(super) span: Span,
 }
 
 impl Ask {
@@ -66,6 +71,9 @@ pub(super) struct Choice {
     pub(super) prompt: Arc<[TokenId]>,
     reader: Reader,
     guard: Guard,
+    /// Ends with the choice.
+    span: Span,
+    serving: Serving,
 }
 
 /// Cancels a generation whose reader went away before its end.
@@ -102,14 +110,27 @@ pub(super) async fn start(
             false => generation_id(RequestId::random().text(), index),
         };
         let spec = with_seed(ask.specs[index / ask.n].clone(), index % ask.n);
+        let span = span::generation(serving, ask, &spec);
         let opened = serving
             .open(&id, Some(spec), ask.from)
+            .instrument(span.clone())
             .await
             .map_err(|problem| {
                 let error = ApiError::from_problem(problem, serving.engine.max_len());
                 ask.located(error)
             })?;
-        Ok(Choice::new(serving, index, id, opened, ask.resumable))
+        Ok(Choice {
+            index,
+            prompt: opened.started.prompt.clone(),
+            reader: opened.reader,
+            guard: Guard {
+                engine: serving.engine.clone(),
+                id,
+                armed: !ask.resumable,
+            },
+            span,
+            serving: serving.clone(),
+        })
     });
     try_join_all(choices).await
 }
@@ -142,24 +163,13 @@ fn with_seed(mut spec: pb::GenerationSpec, index: usize) -> pb::GenerationSpec {
 }
 
 impl Choice {
-    fn new(serving: &Serving, index: usize, id: String, opened: Opened, resumable: bool) -> Self {
-        Self {
-            index,
-            prompt: opened.started.prompt.clone(),
-            reader: opened.reader,
-            guard: Guard {
-                engine: serving.engine.clone(),
-                id,
-                armed: !resumable,
-            },
-        }
-    }
-
     /// What comes next; `None` behind the end.
     pub(super) async fn next(&mut self) -> Option<Read> {
         let read = self.reader.next().await?;
-        if matches!(read, Read::Finished(_)) {
+        if let Read::Finished(ending) = &read {
             self.guard.armed = false;
+            let finish = Finish::of(&self.serving, ending);
+            span::finished(&self.span, &finish, ending);
         }
         Some(read)
     }

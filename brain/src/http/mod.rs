@@ -31,6 +31,7 @@ pub mod reading;
 mod responses;
 mod router;
 mod runs;
+mod span;
 mod sse;
 mod tokenize;
 mod turn;

@@ -14,7 +14,7 @@ use tower_http::{
 
 use super::{
     app::App, auth, chat, completions, error::ApiError, health, identity, messages, metrics,
-    models, openapi, responses, runs, tokenize,
+    models, openapi, responses, runs, span, tokenize,
 };
 
 type Route = (&'static str, MethodRouter<App>);
@@ -84,6 +84,7 @@ pub(super) fn routes(app: App) -> Router {
         }))
         .layer(middleware::from_fn(messages::translate))
         .layer(middleware::from_fn(identity::name_request))
+        .layer(middleware::from_fn(span::trace))
 }
 
 /// Nothing is sent to pages of other sites unless it is said.

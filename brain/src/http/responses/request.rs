@@ -141,6 +141,7 @@ impl ResponseRequest {
             from: 0,
             resumable: kept,
             form_path: self.turn.form_path(),
+            span: self.deliver.span.clone(),
         }
     }
 }
