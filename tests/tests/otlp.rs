@@ -135,19 +135,21 @@ async fn an_answer_over_http_has_the_conventions_attributes_in_its_caller_s_trac
         ..BrainOptions::fake(&["--otlp-endpoint", &collecting.endpoint])
     });
     let _ = rustls::crypto::ring::default_provider().install_default();
+    let probe = reqwest::Client::new()
+        .get(format!("{}/health", brain.http))
+        .header("traceparent", format!("00-{TRACE}-b7ad6b7169203331-01"));
+    assert_eq!(probe.send().await.unwrap().status(), 200);
     for stream in [false, true] {
         let body = serde_json::json!({
             "messages": [{"role": "user", "content": CANARY}], "max_tokens": 20, "ignore_eos": true,
             "seed": 5, "temperature": 0.5, "stream": stream,
         });
-        let request = reqwest::Client::new()
-            .post(format!("{}/v1/chat/completions", brain.http))
-            .header("traceparent", format!("00-{TRACE}-b7ad6b7169203331-01"))
-            .json(&body);
-        let response = request.send().await.unwrap();
-        assert_eq!(response.status(), 200);
-        response.bytes().await.unwrap();
+        assert_eq!(post(&brain, &body).await, 200);
     }
+    let wrong = serde_json::json!({
+        "messages": [{"role": "user", "content": CANARY}], "max_tokens": 1_000_000_000,
+    });
+    assert_eq!(post(&brain, &wrong).await, 400);
     let spans = collecting.end(brain);
     let named = |name: &str| -> Vec<&Span> {
         spans
@@ -157,8 +159,27 @@ async fn an_answer_over_http_has_the_conventions_attributes_in_its_caller_s_trac
     };
     let requests = named("POST /v1/chat/completions");
     let generations = named("chat ");
-    assert_eq!((requests.len(), generations.len()), (2, 2), "{spans:?}");
-    for span in generations {
+    assert_eq!((requests.len(), generations.len()), (3, 3), "{spans:?}");
+    assert!(named("GET /health").is_empty(), "{spans:?}");
+    let statuses: Vec<_> = requests
+        .iter()
+        .map(|span| value(&span.attributes, "http.response.status_code"))
+        .collect();
+    for status in [200, 400] {
+        assert!(
+            statuses.contains(&Some(Value::IntValue(status))),
+            "{statuses:?}"
+        );
+    }
+    let failed = |span: &&Span| value(&span.attributes, "error.type").is_some();
+    let (refused, answered): (Vec<_>, Vec<_>) = generations.into_iter().partition(failed);
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    let streamed = |span: &&&Span| {
+        value(&span.attributes, "gen_ai.request.stream") == Some(Value::BoolValue(true))
+            && value(&span.attributes, "gen_ai.response.time_to_first_chunk").is_some()
+    };
+    assert_eq!(answered.iter().filter(streamed).count(), 1, "{answered:?}");
+    for span in answered {
         assert!(
             requests
                 .iter()
@@ -181,6 +202,18 @@ async fn an_answer_over_http_has_the_conventions_attributes_in_its_caller_s_trac
         let reasons = value(&span.attributes, "gen_ai.response.finish_reasons");
         assert!(format!("{reasons:?}").contains("length"), "{reasons:?}");
     }
+}
+
+/// Asks within the caller's trace, reads the answer, and says its status.
+async fn post(brain: &Brain, body: &serde_json::Value) -> u16 {
+    let request = reqwest::Client::new()
+        .post(format!("{}/v1/chat/completions", brain.http))
+        .header("traceparent", format!("00-{TRACE}-b7ad6b7169203331-01"))
+        .json(body);
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    response.bytes().await.unwrap();
+    status
 }
 
 #[tokio::test]

@@ -190,6 +190,7 @@ impl CompletionRequest {
                 .form
                 .as_ref()
                 .map_or_else(String::new, |asked| asked.path.clone()),
+            streams: self.deliver.stream,
             span: self.deliver.span.clone(),
         })
     }

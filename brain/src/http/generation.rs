@@ -38,6 +38,8 @@ pub(super) struct Ask {
     pub(super) resumable: bool,
     /// The field that describes the answer's form; empty without one.
     pub(super) form_path: String,
+    /// Tokens go out as they come.
+    pub(super) streams: bool,
     /// The request's.
     pub(super) span: Span,
 }
@@ -71,6 +73,7 @@ pub(super) struct Choice {
     pub(super) prompt: Arc<[TokenId]>,
     reader: Reader,
     guard: Guard,
+    streams: bool,
     /// Ends with the choice.
     span: Span,
     serving: Serving,
@@ -116,6 +119,7 @@ pub(super) async fn start(
             .instrument(span.clone())
             .await
             .map_err(|problem| {
+                span::failed(&span, problem.reason.as_str());
                 let error = ApiError::from_problem(problem, serving.engine.max_len());
                 ask.located(error)
             })?;
@@ -128,6 +132,7 @@ pub(super) async fn start(
                 id,
                 armed: !ask.resumable,
             },
+            streams: ask.streams,
             span,
             serving: serving.clone(),
         })
@@ -169,7 +174,7 @@ impl Choice {
         if let Read::Finished(ending) = &read {
             self.guard.armed = false;
             let finish = Finish::of(&self.serving, ending);
-            span::finished(&self.span, &finish, ending);
+            span::finished(&self.span, self.streams, &finish, ending);
         }
         Some(read)
     }

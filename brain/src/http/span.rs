@@ -11,7 +11,7 @@ use marathon_proto::{
     brain::{GenerationSpec, generation_spec::Prompt},
     trace::adopt_parent,
 };
-use opentelemetry::{Array, StringValue, Value};
+use opentelemetry::{Array, StringValue, Value, trace::Status};
 use tonic::metadata::MetadataMap;
 use tracing::{Instrument as _, Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
@@ -24,23 +24,50 @@ const CONTEXT: [HeaderName; 2] = [
     HeaderName::from_static("tracestate"),
 ];
 
+/// What probes and scrapers ask for, over and over.
+const UNTRACED: [&str; 3] = ["/health", "/ready", "/metrics"];
+
 /// Answers within the request's span.
 pub(super) async fn trace(request: Request, next: Next) -> Response {
-    let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>();
-    let route = route.map_or("", MatchedPath::as_str).to_owned();
-    let span = info_span!(
-        "http",
-        otel.name = %format!("{method} {route}").trim_end(),
-        otel.kind = "server",
-        http.request.method = %method,
-        http.route = route,
-        http.response.status_code = tracing::field::Empty,
-    );
+    let route = route.map(|route| route.as_str().to_owned());
+    if route
+        .as_deref()
+        .is_some_and(|route| UNTRACED.contains(&route))
+    {
+        return next.run(request).await;
+    }
+    // Of any name: a name that is not HTTP's own would make as many kinds of spans.
+    let method = match request.method().as_str() {
+        known @ ("GET" | "POST" | "DELETE" | "HEAD" | "OPTIONS" | "PUT" | "PATCH") => known,
+        _ => "_OTHER",
+    };
+    let method = method.to_owned();
+    let name = match (&route, method.as_str()) {
+        (_, "_OTHER") => "HTTP".to_owned(),
+        (None, _) => method.clone(),
+        (Some(route), _) => format!("{method} {route}"),
+    };
+    let span = info_span!("http", otel.name = name, otel.kind = "server");
     adopt_parent(&span, &context(request.headers()));
+    span.set_attribute("http.request.method", method);
+    span.set_attribute("url.path", request.uri().path().to_owned());
+    if let Some(route) = route {
+        span.set_attribute("http.route", route);
+    }
     let response = next.run(request).instrument(span.clone()).await;
-    span.record("http.response.status_code", response.status().as_u16());
+    let status = response.status();
+    span.set_attribute("http.response.status_code", i64::from(status.as_u16()));
+    if status.is_server_error() {
+        failed(&span, status.as_str());
+    }
     response
+}
+
+/// Notes that what the span covers failed, and how.
+pub(super) fn failed(span: &Span, kind: &str) {
+    span.set_attribute("error.type", kind.to_owned());
+    span.set_status(Status::error(""));
 }
 
 /// The caller's trace context, as gRPC's metadata hold it.
@@ -79,10 +106,11 @@ pub(super) fn generation(serving: &Serving, ask: &Ask, spec: &GenerationSpec) ->
     set("gen_ai.request.model", Some(model.clone().into()));
     set("gen_ai.response.model", Some(model.clone().into()));
     set("gen_ai.response.id", Some(ask.shown_id.clone().into()));
-    set(
-        "gen_ai.request.choice.count",
-        Some(Value::I64(ask.n as i64)),
-    );
+    let several = (ask.n > 1).then_some(Value::I64(ask.n as i64));
+    set("gen_ai.request.choice.count", several);
+    let run = Some(&spec.run_id).filter(|run| !run.is_empty());
+    set("gen_ai.conversation.id", run.map(|run| run.clone().into()));
+    set("gen_ai.request.stream", ask.streams.then_some(true.into()));
     set("gen_ai.request.temperature", float(sampling.temperature));
     set("gen_ai.request.top_p", float(sampling.top_p));
     set("gen_ai.request.top_k", integer(sampling.top_k));
@@ -102,8 +130,8 @@ pub(super) fn generation(serving: &Serving, ask: &Ask, spec: &GenerationSpec) ->
     span
 }
 
-/// Notes how a generation ended.
-pub(super) fn finished(span: &Span, finish: &Finish, ending: &Ending) {
+/// Notes how a generation ended that `streams` to its client.
+pub(super) fn finished(span: &Span, streams: bool, finish: &Finish, ending: &Ending) {
     let usage = &ending.outcome.usage;
     let reasons = vec![StringValue::from(finish.reason)];
     span.set_attribute(
@@ -123,9 +151,11 @@ pub(super) fn finished(span: &Span, finish: &Finish, ending: &Ending) {
     ] {
         span.set_attribute(name, count as i64);
     }
-    let first = ending.outcome.timings.ttft.as_secs_f64();
-    span.set_attribute("gen_ai.response.time_to_first_chunk", first);
+    if streams {
+        let first = ending.outcome.timings.ttft.as_secs_f64();
+        span.set_attribute("gen_ai.response.time_to_first_chunk", first);
+    }
     if finish.reason == "error" {
-        span.set_attribute("error.type", "generation_failed");
+        failed(span, "generation_failed");
     }
 }

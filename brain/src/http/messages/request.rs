@@ -139,6 +139,7 @@ impl MessagesRequest {
             from: self.deliver.from,
             resumable: self.deliver.resumable,
             form_path: self.turn.form_path(),
+            streams: self.deliver.stream,
             span: self.deliver.span.clone(),
         }
     }

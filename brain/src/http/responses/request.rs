@@ -141,6 +141,7 @@ impl ResponseRequest {
             from: 0,
             resumable: kept,
             form_path: self.turn.form_path(),
+            streams: self.deliver.stream,
             span: self.deliver.span.clone(),
         }
     }
