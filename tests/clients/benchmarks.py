@@ -1,13 +1,17 @@
 """Benchmark clients, unmodified: benchmarks.py BRAIN llama-benchy|vllm-bench FOLDER [--results DIR]
 
-They measure brain with the demo model over HTTP, one request at a time and without drafts. With
-`--results` their own result files are kept, and `brain bench` measures the same work on the same machine.
-No figure is judged here: a machine that does other things beside gives any.
+They measure brain over HTTP, one request at a time and without drafts: the demo model, to see that they work.
+With `--results` they measure a model whose tokens take tens of milliseconds, beside which what a client
+computes is nothing: random weights, one compute thread, brain on one core and the client on the others.
+Their own result files are kept, and `brain bench` measures the same work in the same way. No figure is
+judged here: a machine that does other things beside gives any.
 """
 
 import contextlib
 import functools
 import http.server
+import importlib.machinery
+import importlib.util
 import json
 import os
 import pathlib
@@ -23,8 +27,33 @@ from cases import run
 PROGRAM, NAME, FOLDER = sys.argv[1:4]
 RESULTS = pathlib.Path(sys.argv[5]).resolve() if sys.argv[4:5] == ["--results"] else None
 TOKENIZER = demo_task.ROOT / "brain/assets/demo"
-PROMPT, ANSWER = 1024, 128
+PROMPT, ANSWER, REQUESTS = (512, 64, 4) if RESULTS else (1024, 128, 8)
 PATIENCE = 240
+CORES = sorted(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def on(cores):
+    """What is started meanwhile computes on these cores alone."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def model():
+    """Flags of the model that is measured."""
+    if not RESULTS:
+        yield []
+        return
+    path = str(demo_task.ROOT / "tests/long/checkpoint-speed")
+    loader = importlib.machinery.SourceFileLoader("checkpoint_speed", path)
+    checkpoints = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(checkpoints)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints.make(pathlib.Path(folder), layers=1)
+        yield ["--model", folder, "--served-model-name", "demo", "--device", "cpu", "--threads", "1"]
 
 
 @contextlib.contextmanager
@@ -68,6 +97,8 @@ def llama_benchy():
         command += ["--tokenizer", TOKENIZER, "--book-url", url, "--pp", PROMPT, "--tg", ANSWER]
         # The demo model does not know the capital of France.
         command += ["--exact-tg", "--no-cache", "--skip-coherence", "--runs", 3]
+        # Only tokens with text count there: a call's are left out.
+        command += ["--extra-body", "temperature=0", "--extra-body", "tool_choice=none"]
         command += ["--latency-mode", "none", "--format", "json", "--save-result", path]
         result = result_of(command, path, home)
         one = result["benchmarks"][0]
@@ -82,11 +113,11 @@ def vllm_bench():
         command = [f"{FOLDER}/vllm-rs", "bench", "serve", "--backend", "openai", "--base-url", brain.url]
         command += ["--model", "demo", "--tokenizer", TOKENIZER, "--dataset-name", "random"]
         command += ["--random-input-len", PROMPT, "--random-output-len", ANSWER, "--ignore-eos"]
-        command += ["--num-prompts", 8, "--num-warmups", 1, "--max-concurrency", 1, "--prompt-token-ids"]
-        command += ["--save-result", "--result-dir", home, "--result-filename", path.name]
+        command += ["--num-prompts", REQUESTS, "--num-warmups", 1, "--max-concurrency", 1, "--prompt-token-ids"]
+        command += ["--temperature", 0, "--save-result", "--result-dir", home, "--result-filename", path.name]
         result = result_of(command, path, home)
-        assert result["completed"] == 8 and result["failed"] == 0, result
-        assert result["total_output_tokens"] == 8 * ANSWER, result
+        assert result["completed"] == REQUESTS and result["failed"] == 0, result
+        assert result["total_output_tokens"] == REQUESTS * ANSWER, result
         first, each = result["median_ttft_ms"], result["median_tpot_ms"]
         report("vllm bench serve", PROMPT * 1e3 / first, 1e3 / each)
 
@@ -97,8 +128,9 @@ def report(client, prefill, decode):
     if RESULTS:
         with tempfile.TemporaryDirectory() as out:
             command = [PROGRAM, "bench", "--contexts", PROMPT, "--batches", 1, "--tokens", ANSWER]
-            command += ["--repeats", 3, "--draft-tokens", "off", "--out", out]
-            subprocess.run([str(part) for part in command], check=True, capture_output=True)
+            command += ["--repeats", 3, "--draft-tokens", "off", "--out", out, *FLAGS]
+            with on(CORES[:1]):
+                subprocess.run([str(part) for part in command], check=True, capture_output=True)
             own = json.loads((pathlib.Path(out) / "bench.json").read_text())["contexts"][0]
         rates = own["prefill_per_second"], own["decode_per_second"]
         said += f"; brain bench: {rates[0]:.0f}, {rates[1]:.1f}; "
@@ -106,5 +138,8 @@ def report(client, prefill, decode):
     print(said)
 
 
-with Brain(PROGRAM, "--draft-tokens", "off") as brain:
-    run([{"llama-benchy": llama_benchy, "vllm-bench": vllm_bench}[NAME]])
+with model() as FLAGS:
+    with on(CORES[:1] if RESULTS else CORES):
+        brain = Brain(PROGRAM, "--draft-tokens", "off", *FLAGS)
+    with brain, on(CORES[1:] if RESULTS and CORES[1:] else CORES):
+        run([{"llama-benchy": llama_benchy, "vllm-bench": vllm_bench}[NAME]])

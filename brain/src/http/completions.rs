@@ -1,19 +1,17 @@
 //! `POST /v1/completions`: raw prompts, continued.
 
-use std::collections::VecDeque;
-
 use axum::{
     Extension, Json,
     extract::State,
     http::HeaderMap,
-    response::{IntoResponse as _, Response, sse::Event},
+    response::{IntoResponse as _, Response},
 };
 use futures::future::try_join_all;
 use marathon_proto::{
     brain as pb,
     brain::{TokenIds, generation_spec::Prompt},
 };
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
@@ -29,7 +27,7 @@ use super::{
     logprobs,
     models::unix_time,
     pump::{self, Script},
-    sse::{self, Events},
+    sse::{self, Events, Outgoing},
     tokenize::raw_prompt,
     usage::Tally,
 };
@@ -292,6 +290,7 @@ async fn stream(
     let writer = Writer {
         n: ask.n,
         id: ask.shown_id,
+        fingerprint: fingerprint(&serving),
         prompt_tokens: choices
             .iter()
             .step_by(ask.n)
@@ -311,6 +310,7 @@ struct Writer {
     serving: Serving,
     request: CompletionRequest,
     id: String,
+    fingerprint: String,
     n: usize,
     created: u64,
     progress: Vec<Progress>,
@@ -330,89 +330,133 @@ struct Progress {
     offset: usize,
 }
 
+/// A piece of `text_completion`.
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    choices: &'a [Entry<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+}
+
+/// What a chunk says of a choice.
+#[derive(Serialize)]
+struct Entry<'a> {
+    index: usize,
+    text: &'a str,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    prompt_token_ids: Vec<TokenId>,
+}
+
 impl Script for Writer {
-    fn tokens(&mut self, choice: usize, round: &Round, out: &mut VecDeque<Event>) {
+    fn tokens(&mut self, choice: usize, round: &Round, out: &mut Outgoing) {
         let progress = &mut self.progress[choice];
         progress.tokens = progress.tokens.max(round.index + round.tokens.len());
-        let mut text = std::mem::take(&mut progress.before);
-        text.push_str(&round.delta.text);
+        let mut before = std::mem::take(&mut progress.before);
+        let text = match before.is_empty() {
+            true => &round.delta.text,
+            false => {
+                before.push_str(&round.delta.text);
+                &before
+            }
+        };
         let token_ids = self.request.deliver.token_ids;
         let wants_every = token_ids || self.request.logprobs.is_some();
         if text.is_empty() && (!wants_every || round.tokens.is_empty()) {
             return;
         }
-        let mut entry = json!({
-            "index": choice, "text": text, "logprobs": null, "finish_reason": null,
-        });
-        if self.request.logprobs.is_some() {
+        let logprobs = self.request.logprobs.map(|_| {
             let tokenizer = self.serving.text.tokenizer();
-            let tokens = round.tokens.iter();
-            entry["logprobs"] = logprobs::completion(tokenizer, tokens, &mut progress.offset);
-        }
-        if token_ids {
-            entry["token_ids"] = round.tokens.iter().map(|token| token.id).collect();
-            let prompt = std::mem::take(&mut progress.prompt);
-            if !prompt.is_empty() {
-                entry["prompt_token_ids"] = json!(prompt);
-            }
-        }
-        self.push(choice, vec![entry], out);
+            logprobs::completion(tokenizer, round.tokens.iter(), &mut progress.offset)
+        });
+        let prompt_token_ids = match token_ids {
+            true => std::mem::take(&mut progress.prompt),
+            false => Vec::new(),
+        };
+        let entry = Entry {
+            index: choice,
+            text,
+            logprobs,
+            finish_reason: None,
+            stop_reason: None,
+            token_ids: token_ids.then(|| round.tokens.iter().map(|token| token.id).collect()),
+            prompt_token_ids,
+        };
+        self.push(entry, out);
     }
 
-    fn finished(&mut self, choice: usize, ending: &Ending, out: &mut VecDeque<Event>) {
+    fn finished(&mut self, choice: usize, ending: &Ending, out: &mut Outgoing) {
         self.tally.add(ending, choice.is_multiple_of(self.n));
         self.progress[choice].tokens = ending.outcome.usage.generated;
         let finish = Finish::of(&self.serving, ending);
-        let entry = json!({
-            "index": choice, "text": std::mem::take(&mut self.progress[choice].before),
-            "logprobs": null, "finish_reason": finish.reason, "stop_reason": finish.stop,
-        });
-        self.push(choice, vec![entry], out);
+        let before = std::mem::take(&mut self.progress[choice].before);
+        let entry = Entry {
+            index: choice,
+            text: &before,
+            logprobs: None,
+            finish_reason: Some(finish.reason),
+            stop_reason: Some(finish.stop),
+            token_ids: None,
+            prompt_token_ids: Vec::new(),
+        };
+        self.push(entry, out);
     }
 
-    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Event>) {
-        out.push_back(sse::error(error));
+    fn broken(&mut self, error: &ApiError, out: &mut Outgoing) {
+        sse::error(error, out);
     }
 
-    fn end(&mut self, out: &mut VecDeque<Event>) {
+    fn end(&mut self, out: &mut Outgoing) {
         if self.request.deliver.include_usage {
-            let mut chunk = self.chunk(Vec::new());
-            chunk["usage"] = self.tally.openai();
-            out.push_back(sse::data(&chunk));
+            out.data(&Chunk {
+                usage: Some(self.tally.openai()),
+                ..self.chunk(&[])
+            });
         }
-        out.push_back(sse::done());
+        out.done();
     }
 }
 
 impl Writer {
-    fn chunk(&self, choices: Vec<Value>) -> Value {
-        json!({
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.serving.facts.name,
-            "system_fingerprint": fingerprint(&self.serving),
-            "choices": choices,
-        })
+    fn chunk<'a>(&'a self, choices: &'a [Entry<'a>]) -> Chunk<'a> {
+        Chunk {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.serving.facts.name,
+            system_fingerprint: &self.fingerprint,
+            choices,
+            usage: None,
+        }
     }
 
-    fn push(&mut self, choice: usize, choices: Vec<Value>, out: &mut VecDeque<Event>) {
-        let mut chunk = self.chunk(choices);
-        if self.request.deliver.running_usage {
+    fn push(&self, entry: Entry<'_>, out: &mut Outgoing) {
+        // As in chat: an id only for those who asked to be able to resume.
+        let last = self.progress[entry.index].tokens.checked_sub(1);
+        let id = last.filter(|_| self.request.deliver.resumable);
+        let usage = self.request.deliver.running_usage.then(|| {
             let prompt = self.prompt_tokens;
             let generated: usize = self.progress.iter().map(|choice| choice.tokens).sum();
-            chunk["usage"] = json!({
+            json!({
                 "prompt_tokens": prompt,
                 "completion_tokens": generated,
                 "total_tokens": prompt + generated,
-            });
-        }
-        let event = sse::data(&chunk);
-        let last = self.progress[choice].tokens.checked_sub(1);
-        // As in chat: an id only for those who asked to be able to resume.
-        out.push_back(match last {
-            Some(last) if self.request.deliver.resumable => event.id(last.to_string()),
-            _ => event,
+            })
         });
+        let chunk = Chunk {
+            usage,
+            ..self.chunk(std::slice::from_ref(&entry))
+        };
+        out.event(None, id.map(|id| id as u64), &chunk);
     }
 }

@@ -1,25 +1,36 @@
 //! Server-sent events: the headers at once, comments while nothing happens.
+//!
+//! An event is written once, straight to the bytes that go out. Every streamed token of every
+//! reader passes here, so nothing is built that is not sent.
 
-use std::{convert::Infallible, future::Future, pin::Pin, time::Duration};
+use std::{
+    convert::Infallible,
+    future::Future,
+    io::Write as _,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use axum::{
-    http::{HeaderName, HeaderValue},
-    response::{
-        IntoResponse as _, Response,
-        sse::{Event, KeepAlive, Sse},
-    },
+    body::{Body, Bytes},
+    http::{HeaderMap, HeaderValue, header},
+    response::Response,
 };
-use futures::{Stream, StreamExt as _, stream};
+use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use serde::Serialize;
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::{app::App, error::ApiError};
 use crate::serving::Serving;
 
-/// The events of one response.
-pub(super) type Events = Pin<Box<dyn Stream<Item = Event> + Send>>;
+/// The bytes of one response, an event or several at a time.
+pub(super) type Events = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
-/// A silence that makes a proxy or a client give up is longer than this.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// A proxy or a client that gives up waits longer than twice this.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// What is sent into a silence.
+const COMMENT: &[u8] = b": keep-alive\n\n";
 
 /// Answers with the events that `start` makes once the model is there.
 ///
@@ -28,7 +39,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(super) async fn respond<F>(
     app: &App,
     start: impl FnOnce(Serving) -> F + Send + 'static,
-    failed: fn(&ApiError) -> Event,
+    failed: fn(&ApiError, &mut Outgoing),
 ) -> Result<Response, ApiError>
 where
     F: Future<Output = Result<Events, ApiError>> + Send + 'static,
@@ -45,35 +56,167 @@ where
     };
     let events = stream::once(late).flat_map(move |started| match started {
         Ok(events) => events,
-        Err(error) => Box::pin(stream::once(std::future::ready(failed(&error)))),
+        Err(error) => {
+            let mut out = Outgoing::default();
+            failed(&error, &mut out);
+            Box::pin(stream::once(std::future::ready(out.take())))
+        }
     });
     Ok(response(Box::pin(events)))
 }
 
 fn response(events: Events) -> Response {
-    let keep_alive = KeepAlive::new().interval(KEEP_ALIVE).text("keep-alive");
-    let mut response = Sse::new(events.map(Ok::<_, Infallible>))
-        .keep_alive(keep_alive)
-        .into_response();
-    // A proxy that collects events would undo the streaming.
-    response.headers_mut().insert(
-        HeaderName::from_static("x-accel-buffering"),
-        HeaderValue::from_static("no"),
-    );
+    let mut response = Response::new(Body::from_stream(KeptAlive::new(events, KEEP_ALIVE)));
+    *response.headers_mut() = HeaderMap::from_iter([
+        (
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("text/event-stream"),
+        ),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // A proxy that collects events would undo the streaming.
+        (
+            header::HeaderName::from_static("x-accel-buffering"),
+            HeaderValue::from_static("no"),
+        ),
+    ]);
     response
 }
 
-/// An event with JSON in it.
-pub(super) fn data(value: &impl Serialize) -> Event {
-    Event::default().data(serde_json::to_string(value).unwrap_or_default())
+/// Events that wait to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing(Vec<u8>);
+
+impl Outgoing {
+    /// An event with JSON in it.
+    pub(super) fn data(&mut self, value: &impl Serialize) {
+        self.event(None, None, value);
+    }
+
+    /// The same with a name, an id, or both. Neither has a line break in it.
+    pub(super) fn event(&mut self, name: Option<&str>, id: Option<u64>, value: &impl Serialize) {
+        let before = self.0.len();
+        if let Some(name) = name {
+            self.0.extend_from_slice(b"event: ");
+            self.0.extend_from_slice(name.as_bytes());
+            self.0.push(b'\n');
+        }
+        if let Some(id) = id {
+            // Memory takes all that is written to it.
+            let _ = writeln!(self.0, "id: {id}");
+        }
+        self.0.extend_from_slice(b"data: ");
+        match serde_json::to_writer(&mut self.0, value) {
+            // JSON in one line: its strings have their line breaks escaped.
+            Ok(()) => self.0.extend_from_slice(b"\n\n"),
+            Err(error) => {
+                tracing::error!(%error, "an event is left out");
+                self.0.truncate(before);
+            }
+        }
+    }
+
+    /// OpenAI's end of a stream.
+    pub(super) fn done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    /// Whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What waits, which then waits no more.
+    pub(super) fn take(&mut self) -> Bytes {
+        std::mem::take(&mut self.0).into()
+    }
 }
 
 /// OpenAI's error inside a stream.
-pub(super) fn error(error: &ApiError) -> Event {
-    data(&error.body())
+pub(super) fn error(error: &ApiError, out: &mut Outgoing) {
+    out.data(&error.body());
 }
 
-/// OpenAI's end of a stream.
-pub(super) fn done() -> Event {
-    Event::default().data("[DONE]")
+/// Events, and comments in the silences between them.
+///
+/// The timer is not set anew for every event: it fires at its own pace, and an event since the last
+/// time makes it pass.
+struct KeptAlive {
+    events: Events,
+    timer: Pin<Box<Sleep>>,
+    pace: Duration,
+    /// An event has gone out since the timer was set.
+    spoke: bool,
+}
+
+impl KeptAlive {
+    fn new(events: Events, pace: Duration) -> Self {
+        Self {
+            events,
+            timer: Box::pin(sleep(pace)),
+            pace,
+            spoke: false,
+        }
+    }
+}
+
+impl Stream for KeptAlive {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if let Poll::Ready(bytes) = self.events.poll_next_unpin(context) {
+            self.spoke = true;
+            return Poll::Ready(bytes.map(Ok));
+        }
+        while self.timer.poll_unpin(context).is_ready() {
+            let next = Instant::now() + self.pace;
+            self.timer.as_mut().reset(next);
+            if !std::mem::take(&mut self.spoke) {
+                return Poll::Ready(Some(Ok(Bytes::from_static(COMMENT))));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn text(out: &mut Outgoing) -> String {
+        String::from_utf8(out.take().to_vec()).unwrap()
+    }
+
+    #[test]
+    fn an_event_is_lines_with_a_line_of_data() {
+        let mut out = Outgoing::default();
+        out.data(&json!({ "text": "a\nb\r\n\u{2028}" }));
+        out.event(Some("named"), Some(7), &json!(1));
+        out.done();
+        assert_eq!(
+            text(&mut out),
+            "data: {\"text\":\"a\\nb\\r\\n\u{2028}\"}\n\nevent: named\nid: 7\ndata: 1\n\ndata: [DONE]\n\n"
+        );
+        assert!(out.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_json_leaves_nothing_behind() {
+        let mut out = Outgoing::default();
+        let odd = std::collections::BTreeMap::from([(vec![1], 1)]);
+        out.event(Some("named"), Some(7), &odd);
+        assert!(out.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_silence_is_broken_by_comments() {
+        let events = stream::iter(vec![Bytes::from_static(b"event"); 2]).chain(stream::pending());
+        let mut stream = KeptAlive::new(Box::pin(events), Duration::from_millis(1));
+        let mut heard = Vec::new();
+        while heard.len() < 4 {
+            heard.push(stream.next().await.unwrap().unwrap());
+        }
+        assert_eq!(heard, [&b"event"[..], b"event", COMMENT, COMMENT]);
+    }
 }

@@ -3,10 +3,10 @@
 //! One chunk a round: the role with the first token, then what each round completes, then the
 //! reason of the end, then usage when asked. An event's id is the index of its last token.
 
-use std::collections::VecDeque;
+use std::borrow::Cow;
 
-use axum::response::sse::Event;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::{
     super::{
@@ -16,16 +16,19 @@ use super::{
         logprobs,
         models::unix_time,
         pump::{self, Script},
-        sse::{self, Events},
+        sse::{self, Events, Outgoing},
         usage::Tally,
     },
     request::ChatRequest,
 };
 use crate::{
     callers::Owner,
+    sched::types::TokenId,
     serving::{Ending, Round, Serving},
     text::turn::TurnEvent,
 };
+
+const ROLE: &str = "assistant";
 
 /// Starts the generations; the events come as they do.
 pub(super) async fn start(
@@ -44,6 +47,7 @@ struct Writer {
     serving: Serving,
     request: ChatRequest,
     id: String,
+    fingerprint: String,
     /// One choice: its times mean something.
     single: bool,
     created: u64,
@@ -62,70 +66,146 @@ struct Progress {
     tokens: usize,
 }
 
+/// `chat.completion.chunk`.
+#[derive(Serialize)]
+struct Chunk<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    choices: &'a [Entry<'a>],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metrics: Option<&'a Value>,
+}
+
+/// What a chunk says of a choice.
+#[derive(Serialize)]
+struct Entry<'a> {
+    index: usize,
+    delta: Delta<'a>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
+}
+
+/// What a round completes, by field.
+#[derive(Default, Serialize)]
+struct Delta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallDelta<'a>>,
+}
+
+/// A call's beginning, or more of its arguments.
+#[derive(Serialize)]
+struct CallDelta<'a> {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: FunctionDelta<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionDelta<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    arguments: Cow<'a, str>,
+}
+
+impl Delta<'_> {
+    fn is_empty(&self) -> bool {
+        self.content.is_none() && self.reasoning.is_none() && self.tool_calls.is_empty()
+    }
+}
+
 impl Script for Writer {
-    fn tokens(&mut self, choice: usize, round: &Round, out: &mut VecDeque<Event>) {
-        let begins = !std::mem::replace(&mut self.progress[choice].begun, true);
+    fn tokens(&mut self, choice: usize, round: &Round, out: &mut Outgoing) {
         let progress = &mut self.progress[choice];
+        let begins = !std::mem::replace(&mut progress.begun, true);
         progress.tokens = progress.tokens.max(round.index + round.tokens.len());
         let mut delta = self.delta(&round.delta.turn);
         if begins {
-            delta.insert("role".into(), json!("assistant"));
-            if delta.len() == 1 {
-                delta.insert("content".into(), json!(""));
+            delta.role = Some(ROLE);
+            if delta.is_empty() {
+                delta.content = Some("".into());
             }
         }
-        let wants_every = self.request.deliver.token_ids || self.request.logprobs;
+        let token_ids = self.request.deliver.token_ids;
+        let wants_every = token_ids || self.request.logprobs;
         if delta.is_empty() && (!wants_every || round.tokens.is_empty()) {
             return;
         }
-        let mut entry = json!({ "index": choice, "delta": delta, "finish_reason": null });
-        if self.request.logprobs {
-            entry["logprobs"] = logprobs::chat(self.serving.text.tokenizer(), round.tokens.iter());
-        }
-        if self.request.deliver.token_ids {
-            entry["token_ids"] = round.tokens.iter().map(|token| token.id).collect();
-        }
-        let mut chunk = self.chunk(vec![entry]);
-        if begins && self.request.deliver.token_ids {
-            chunk["prompt_token_ids"] = self.prompt.clone();
-        }
-        out.push_back(self.event(choice, &chunk));
+        let tokenizer = self.serving.text.tokenizer();
+        let logprobs = || logprobs::chat(tokenizer, round.tokens.iter());
+        let entry = Entry {
+            index: choice,
+            delta,
+            finish_reason: None,
+            stop_reason: None,
+            logprobs: self.request.logprobs.then(logprobs),
+            token_ids: token_ids.then(|| round.tokens.iter().map(|token| token.id).collect()),
+        };
+        let chunk = Chunk {
+            prompt_token_ids: (begins && token_ids).then_some(&self.prompt),
+            ..self.chunk(std::slice::from_ref(&entry))
+        };
+        out.event(None, self.event_id(choice), &chunk);
     }
 
-    fn finished(&mut self, choice: usize, ending: &Ending, out: &mut VecDeque<Event>) {
+    fn finished(&mut self, choice: usize, ending: &Ending, out: &mut Outgoing) {
         self.tally.add(ending, choice == 0);
         self.metrics = self.tally.metrics(&ending.outcome.timings);
         self.progress[choice].tokens = ending.outcome.usage.generated;
         let finish = Finish::of(&self.serving, ending);
         let begun = std::mem::replace(&mut self.progress[choice].begun, true);
-        let delta = if begun {
-            json!({})
-        } else {
-            json!({ "role": "assistant", "content": "" })
+        let delta = Delta {
+            role: (!begun).then_some(ROLE),
+            content: (!begun).then(|| "".into()),
+            ..Delta::default()
         };
-        let chunk = self.chunk(vec![json!({
-            "index": choice,
-            "delta": delta,
-            "finish_reason": finish.reason,
-            "stop_reason": finish.stop,
-        })]);
-        out.push_back(self.event(choice, &chunk));
+        let entry = Entry {
+            index: choice,
+            delta,
+            finish_reason: Some(finish.reason),
+            stop_reason: Some(finish.stop),
+            logprobs: None,
+            token_ids: None,
+        };
+        let chunk = self.chunk(std::slice::from_ref(&entry));
+        out.event(None, self.event_id(choice), &chunk);
     }
 
-    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Event>) {
-        out.push_back(sse::error(error));
+    fn broken(&mut self, error: &ApiError, out: &mut Outgoing) {
+        sse::error(error, out);
     }
 
-    fn end(&mut self, out: &mut VecDeque<Event>) {
+    fn end(&mut self, out: &mut Outgoing) {
         if self.request.deliver.include_usage {
-            let mut chunk = self.chunk(Vec::new());
-            chunk["usage"] = self.tally.openai();
-            if self.single {
-                chunk["metrics"] = self.metrics.clone();
-            }
-            out.push_back(sse::data(&chunk));
+            out.data(&Chunk {
+                usage: Some(self.tally.openai()),
+                metrics: self.single.then_some(&self.metrics),
+                ..self.chunk(&[])
+            });
         }
-        out.push_back(sse::done());
+        out.done();
     }
 }
 
@@ -135,6 +215,7 @@ impl Writer {
         Self {
             prompt: json!(prompt),
             prompt_len: prompt.map_or(0, <[_]>::len),
+            fingerprint: fingerprint(&serving),
             serving,
             request,
             id: ask.shown_id.clone(),
@@ -152,78 +233,82 @@ impl Writer {
         }
     }
 
-    /// What the round completes, by field.
-    fn delta(&self, turn: &[TurnEvent]) -> Map<String, Value> {
-        let (mut content, mut reasoning) = (String::new(), String::new());
-        let mut calls: Vec<Value> = Vec::new();
+    fn delta<'a>(&self, turn: &'a [TurnEvent]) -> Delta<'a> {
+        let mut delta = Delta::default();
         for event in turn {
             match event {
-                TurnEvent::Content(text) => content.push_str(text),
-                TurnEvent::Reasoning(text) => reasoning.push_str(text),
-                TurnEvent::CallStart { index, name } => calls.push(json!({
-                    "index": index,
-                    "id": call_id(&self.id, *index),
-                    "type": "function",
-                    "function": { "name": name, "arguments": "" },
-                })),
+                TurnEvent::Content(text) => append(&mut delta.content, text),
+                TurnEvent::Reasoning(text) => append(&mut delta.reasoning, text),
+                TurnEvent::CallStart { index, name } => delta.tool_calls.push(CallDelta {
+                    index: *index,
+                    id: Some(call_id(&self.id, *index)),
+                    kind: Some("function"),
+                    function: FunctionDelta {
+                        name: Some(name),
+                        arguments: "".into(),
+                    },
+                }),
                 TurnEvent::CallArguments { index, json } => {
-                    push_arguments(&mut calls, *index, json);
+                    let calls = &mut delta.tool_calls;
+                    match calls.iter_mut().find(|call| call.index == *index) {
+                        Some(call) => call.function.arguments += json.as_str(),
+                        None => calls.push(CallDelta {
+                            index: *index,
+                            id: None,
+                            kind: None,
+                            function: FunctionDelta {
+                                name: None,
+                                arguments: json.into(),
+                            },
+                        }),
+                    }
                 }
             }
         }
-        let mut delta = Map::new();
-        if !content.is_empty() {
-            delta.insert("content".into(), json!(content));
-        }
-        if !reasoning.is_empty() && self.request.reasoning {
-            delta.insert("reasoning".into(), json!(reasoning));
-            delta.insert("reasoning_content".into(), json!(reasoning));
-        }
-        if !calls.is_empty() {
-            delta.insert("tool_calls".into(), json!(calls));
+        match self.request.reasoning {
+            true => delta.reasoning_content.clone_from(&delta.reasoning),
+            false => delta.reasoning = None,
         }
         delta
     }
 
-    fn chunk(&self, choices: Vec<Value>) -> Value {
-        let mut chunk = json!({
-            "id": self.id,
-            "object": "chat.completion.chunk",
-            "created": self.created,
-            "model": self.serving.facts.name,
-            "system_fingerprint": fingerprint(&self.serving),
-            "choices": choices,
-        });
-        if self.request.deliver.running_usage {
+    fn chunk<'a>(&'a self, choices: &'a [Entry<'a>]) -> Chunk<'a> {
+        let usage = self.request.deliver.running_usage.then(|| {
             let generated: usize = self.progress.iter().map(|choice| choice.tokens).sum();
-            chunk["usage"] = json!({
+            json!({
                 "prompt_tokens": self.prompt_len,
                 "completion_tokens": generated,
                 "total_tokens": self.prompt_len + generated,
-            });
+            })
+        });
+        Chunk {
+            id: &self.id,
+            object: "chat.completion.chunk",
+            created: self.created,
+            model: &self.serving.facts.name,
+            system_fingerprint: &self.fingerprint,
+            choices,
+            prompt_token_ids: None,
+            usage,
+            metrics: None,
         }
-        chunk
     }
 
-    /// An event, with the index of its last token where that helps. Clients that read nothing but
-    /// data, vLLM's benchmark among them, take an `id:` for a part of it.
-    fn event(&self, choice: usize, chunk: &Value) -> Event {
-        let event = sse::data(chunk);
-        let last = self.progress[choice].tokens.checked_sub(1);
-        match last {
-            Some(last) if self.request.deliver.resumable => event.id(last.to_string()),
-            _ => event,
-        }
+    /// Index of the choice's last token where that helps. Clients that read nothing but data,
+    /// vLLM's benchmark among them, take an `id:` for a part of it.
+    fn event_id(&self, choice: usize) -> Option<u64> {
+        let last = self.progress[choice].tokens.checked_sub(1)?;
+        self.request.deliver.resumable.then_some(last as u64)
     }
 }
 
-/// Appends arguments to the call's entry in this chunk.
-fn push_arguments(calls: &mut Vec<Value>, index: usize, json: &str) {
-    if let Some(call) = calls.iter_mut().find(|call| call["index"] == index)
-        && let Value::String(arguments) = &mut call["function"]["arguments"]
-    {
-        arguments.push_str(json);
+/// Adds text to a field; the only piece of a round, as it is most of the time, is not copied.
+fn append<'a>(field: &mut Option<Cow<'a, str>>, text: &'a str) {
+    if text.is_empty() {
         return;
     }
-    calls.push(json!({ "index": index, "function": { "arguments": json } }));
+    match field {
+        Some(there) => *there += text,
+        None => *field = Some(text.into()),
+    }
 }

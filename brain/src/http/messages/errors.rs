@@ -1,14 +1,9 @@
 //! Errors in Anthropic's shape.
 
-use axum::{
-    extract::Request,
-    http::StatusCode,
-    middleware::Next,
-    response::{Response, sse::Event},
-};
+use axum::{extract::Request, http::StatusCode, middleware::Next, response::Response};
 use serde_json::{Value, json};
 
-use super::super::{error::ApiError, sse};
+use super::super::{error::ApiError, sse::Outgoing};
 
 /// Status of an overloaded server in Anthropic's API.
 const OVERLOADED: u16 = 529;
@@ -33,8 +28,8 @@ fn body(error: &ApiError) -> Value {
 }
 
 /// An error inside a stream.
-pub(super) fn event(error: &ApiError) -> Event {
-    sse::data(&body(error)).event("error")
+pub(super) fn event(error: &ApiError, out: &mut Outgoing) {
+    out.event(Some("error"), None, &body(error));
 }
 
 /// Gives the errors of Anthropic's routes, those of the layers around them too, their shape.

@@ -1,8 +1,6 @@
 //! A message as it grows: blocks that are started, continued and stopped.
 
-use std::collections::VecDeque;
-
-use axum::response::sse::Event;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
@@ -11,7 +9,7 @@ use super::{
         finish::call_id,
         generation,
         pump::{self, Script},
-        sse::{self, Events},
+        sse::{Events, Outgoing},
     },
     errors, head,
     request::MessagesRequest,
@@ -60,35 +58,56 @@ enum Open {
     Call,
 }
 
+/// `content_block_delta`, the event of which there are as many as tokens.
+#[derive(Serialize)]
+struct Grown<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    index: usize,
+    delta: Delta<'a>,
+}
+
+/// More of a block.
+#[derive(Serialize)]
+#[serde(tag = "type")]
+enum Delta<'a> {
+    #[serde(rename = "thinking_delta")]
+    Thinking { thinking: &'a str },
+    #[serde(rename = "text_delta")]
+    Text { text: &'a str },
+    #[serde(rename = "input_json_delta")]
+    Input { partial_json: &'a str },
+}
+
 impl Script for Writer {
-    fn tokens(&mut self, _choice: usize, round: &Round, out: &mut VecDeque<Event>) {
+    fn tokens(&mut self, _choice: usize, round: &Round, out: &mut Outgoing) {
         self.begin(out);
         for event in &round.delta.turn {
             match event {
                 TurnEvent::Reasoning(text) => {
-                    let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
-                    self.open(Open::Thinking, &block, out);
-                    self.delta(&json!({ "type": "thinking_delta", "thinking": text }), out);
+                    let block = || json!({ "type": "thinking", "thinking": "", "signature": "" });
+                    self.open(Open::Thinking, block, out);
+                    self.delta(Delta::Thinking { thinking: text }, out);
                 }
                 TurnEvent::Content(text) => {
-                    self.open(Open::Text, &json!({ "type": "text", "text": "" }), out);
-                    self.delta(&json!({ "type": "text_delta", "text": text }), out);
+                    self.open(Open::Text, || json!({ "type": "text", "text": "" }), out);
+                    self.delta(Delta::Text { text }, out);
                 }
                 TurnEvent::CallStart { index, name } => {
                     self.close(out);
                     let id = call_id(&self.id, *index);
-                    let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
-                    self.open(Open::Call, &block, out);
+                    let block =
+                        || json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
+                    self.open(Open::Call, block, out);
                 }
                 TurnEvent::CallArguments { json, .. } => {
-                    let delta = json!({ "type": "input_json_delta", "partial_json": json });
-                    self.delta(&delta, out);
+                    self.delta(Delta::Input { partial_json: json }, out);
                 }
             }
         }
     }
 
-    fn finished(&mut self, _choice: usize, ending: &Ending, out: &mut VecDeque<Event>) {
+    fn finished(&mut self, _choice: usize, ending: &Ending, out: &mut Outgoing) {
         self.begin(out);
         self.close(out);
         let (stop_reason, stop_sequence) = stop(ending);
@@ -97,55 +116,58 @@ impl Script for Writer {
             "delta": { "stop_reason": stop_reason, "stop_sequence": stop_sequence },
             "usage": usage(ending),
         });
-        out.push_back(named("message_delta", &delta));
+        named("message_delta", &delta, out);
     }
 
-    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Event>) {
-        out.push_back(errors::event(error));
+    fn broken(&mut self, error: &ApiError, out: &mut Outgoing) {
+        errors::event(error, out);
     }
 
-    fn end(&mut self, out: &mut VecDeque<Event>) {
-        out.push_back(named("message_stop", &json!({ "type": "message_stop" })));
+    fn end(&mut self, out: &mut Outgoing) {
+        named("message_stop", &json!({ "type": "message_stop" }), out);
     }
 }
 
 impl Writer {
-    fn begin(&mut self, out: &mut VecDeque<Event>) {
+    fn begin(&mut self, out: &mut Outgoing) {
         if let Some(message) = self.message.take() {
             let start = json!({ "type": "message_start", "message": message });
-            out.push_back(named("message_start", &start));
+            named("message_start", &start, out);
         }
     }
 
     /// Starts a block of this kind unless one is open.
-    fn open(&mut self, kind: Open, block: &Value, out: &mut VecDeque<Event>) {
+    fn open(&mut self, kind: Open, block: impl FnOnce() -> Value, out: &mut Outgoing) {
         if self.open == Some(kind) {
             return;
         }
         self.close(out);
         self.open = Some(kind);
         let start = json!({
-            "type": "content_block_start", "index": self.blocks, "content_block": block,
+            "type": "content_block_start", "index": self.blocks, "content_block": block(),
         });
         self.blocks += 1;
-        out.push_back(named("content_block_start", &start));
+        named("content_block_start", &start, out);
     }
 
-    fn delta(&self, delta: &Value, out: &mut VecDeque<Event>) {
-        let index = self.blocks.saturating_sub(1);
-        let event = json!({ "type": "content_block_delta", "index": index, "delta": delta });
-        out.push_back(named("content_block_delta", &event));
+    fn delta(&self, delta: Delta<'_>, out: &mut Outgoing) {
+        let event = Grown {
+            kind: "content_block_delta",
+            index: self.blocks.saturating_sub(1),
+            delta,
+        };
+        named("content_block_delta", &event, out);
     }
 
-    fn close(&mut self, out: &mut VecDeque<Event>) {
+    fn close(&mut self, out: &mut Outgoing) {
         if self.open.take().is_some() {
             let index = self.blocks.saturating_sub(1);
             let stop = json!({ "type": "content_block_stop", "index": index });
-            out.push_back(named("content_block_stop", &stop));
+            named("content_block_stop", &stop, out);
         }
     }
 }
 
-fn named(name: &str, value: &Value) -> Event {
-    sse::data(value).event(name)
+fn named(name: &str, value: &impl Serialize, out: &mut Outgoing) {
+    out.event(Some(name), None, value);
 }

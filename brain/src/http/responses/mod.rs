@@ -9,7 +9,7 @@ mod object;
 pub(super) mod request;
 mod store;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Extension, Json,
@@ -18,7 +18,7 @@ use axum::{
         rejection::{PathRejection, QueryRejection},
     },
     http::HeaderMap,
-    response::{IntoResponse as _, Response, sse::Event},
+    response::{IntoResponse as _, Response},
 };
 use futures::FutureExt as _;
 use serde::Deserialize;
@@ -31,7 +31,7 @@ use super::{
     generation::{self, Choice},
     identity::{RequestId, generation_id},
     pump::{self, Script},
-    sse::{self, Events},
+    sse::{self, Events, Outgoing},
 };
 use crate::callers::Owner;
 use crate::serving::{Ending, Round, Serving};
@@ -137,7 +137,7 @@ impl Opened {
 
     /// Reads to the end: the whole response.
     async fn collect(mut self) -> Result<Value, ApiError> {
-        let mut unused = VecDeque::new();
+        let mut unused = Outgoing::default();
         for choice in &mut self.choices {
             let (rounds, ending) = choice.collect().await?;
             for round in &rounds {
@@ -168,7 +168,7 @@ struct Writer {
 }
 
 impl Script for Writer {
-    fn tokens(&mut self, _choice: usize, round: &Round, out: &mut VecDeque<Event>) {
+    fn tokens(&mut self, _choice: usize, round: &Round, out: &mut Outgoing) {
         let mut events = self.begin();
         for event in &round.delta.turn {
             self.growing.take(event, &mut events);
@@ -176,7 +176,7 @@ impl Script for Writer {
         self.send(events, out);
     }
 
-    fn finished(&mut self, _choice: usize, ending: &Ending, out: &mut VecDeque<Event>) {
+    fn finished(&mut self, _choice: usize, ending: &Ending, out: &mut Outgoing) {
         let mut events = self.begin();
         self.growing.finish(ending, &mut events);
         if let Some(keep) = &mut self.keep {
@@ -189,13 +189,13 @@ impl Script for Writer {
         self.send(events, out);
     }
 
-    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Event>) {
+    fn broken(&mut self, error: &ApiError, out: &mut Outgoing) {
         let mut events = self.begin();
         self.growing.fail(error, &mut events);
         self.send(events, out);
     }
 
-    fn end(&mut self, _out: &mut VecDeque<Event>) {}
+    fn end(&mut self, _out: &mut Outgoing) {}
 }
 
 impl Writer {
@@ -206,7 +206,7 @@ impl Writer {
         self.growing.begin()
     }
 
-    fn send(&mut self, events: Vec<Named>, out: &mut VecDeque<Event>) {
+    fn send(&mut self, events: Vec<Named>, out: &mut Outgoing) {
         for (name, mut body) in events {
             let number = self.next;
             self.next += 1;
@@ -215,7 +215,7 @@ impl Writer {
             }
             body["type"] = json!(name);
             body["sequence_number"] = json!(number);
-            out.push_back(sse::data(&body).event(name).id(number.to_string()));
+            out.event(Some(name), Some(number), &body);
         }
     }
 }
