@@ -23,7 +23,7 @@ use brain::{
         },
         ops::HeadShape,
     },
-    model::{self, LoadOptions, checkpoint::Checkpoint, plan::Kind},
+    model::{self, LoadOptions, checkpoint::Checkpoint, kv_dtype::KvDtype, plan::Kind},
     sched::types::{SamplingParams, Step, TokenId},
 };
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -161,9 +161,13 @@ fn attention(c: &mut Criterion) {
             head_dim,
             kind,
         };
-        for rows in [1, 5, 64] {
-            let mut probe = AttentionProbe::new(shape, rows, 2048, 1, Level::detect()).unwrap();
-            let id = BenchmarkId::new(format!("{kind:?} {head_dim}"), rows);
+        for (kv, rows) in [KvDtype::Bf16, KvDtype::Fp8]
+            .into_iter()
+            .flat_map(|kv| [1, 5, 64].map(|rows| (kv, rows)))
+        {
+            let level = Level::detect();
+            let mut probe = AttentionProbe::new(shape, rows, 2048, kv, 1, level).unwrap();
+            let id = BenchmarkId::new(format!("{kind:?} {head_dim} {kv}"), rows);
             group.bench_function(id, |b| b.iter(|| probe.run()));
         }
     }

@@ -7,7 +7,7 @@ use crate::{
         Executor, Limits,
         cpu::{CpuError, CpuExecutor, CpuOptions, MAX_DRAFTS, auto_kv_memory},
         cuda::{self, CudaError, CudaExecutor, CudaOptions},
-        fake::{FakeExecutor, FakeOptions, Fault, SLOT_BYTES},
+        fake::{FakeExecutor, FakeOptions, Fault, slot_bytes},
         synthetic::Synthetic,
     },
     config::{Config, Device, DraftTokens, Drafter, Model},
@@ -16,7 +16,10 @@ use crate::{
     error::Error,
     hub::locate::{Drafting, Located, Place, locate},
     memory,
-    model::{self, DrafterChoice, LoadOptions, LoadedModel},
+    model::{
+        self, DrafterChoice, LoadOptions, LoadedModel,
+        kv_dtype::{KvChoice, KvDtype},
+    },
     sched::{
         prefix::CacheConfig,
         scheduler::SchedConfig,
@@ -231,6 +234,7 @@ fn cpu(
         max_seqs: config.max_num_seqs,
         max_rows: config.max_num_batched_tokens,
         max_drafts: max_drafts(config.draft_tokens),
+        kv_dtype: config.kv_cache_dtype,
         ..CpuOptions::default()
     };
     let refused = |error: CpuError| match &error {
@@ -296,6 +300,7 @@ fn cuda(
             .kv_cache_bytes
             .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
         memory_share: f64::from(config.gpu_memory_thousandths) / 1000.0,
+        kv_dtype: config.kv_cache_dtype,
         fault_after: config.device_fault_after,
         ..CudaOptions::default()
     };
@@ -431,6 +436,14 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
     let drafts = config.drafter != Drafter::None && config.draft_tokens != DraftTokens::Off;
     let max_model_len = config.max_model_len.unwrap_or(FAKE_CONTEXT);
     let max_seqs = config.max_num_seqs;
+    let kv = match config.kv_cache_dtype {
+        KvChoice::Auto | KvChoice::Bf16 => KvDtype::Bf16,
+        KvChoice::Fp8 => KvDtype::Fp8,
+    };
+    let fingerprint = match kv {
+        KvDtype::Fp8 => "marathon fake device 1; kv fp8",
+        KvDtype::Bf16 | KvDtype::F32 => "marathon fake device 1",
+    };
     let options = FakeOptions {
         limits: Limits {
             vocab_size: tokenizer.vocab_size(),
@@ -442,11 +455,12 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
             full_blocks: (max_model_len.div_ceil(FAKE_BLOCK) + 1) * max_seqs,
             sliding_block_size: FAKE_BLOCK,
             sliding_blocks: 32 * max_seqs,
-            full_block_bytes: FAKE_BLOCK * SLOT_BYTES,
-            sliding_block_bytes: FAKE_BLOCK * SLOT_BYTES,
+            full_block_bytes: FAKE_BLOCK * slot_bytes(kv),
+            sliding_block_bytes: FAKE_BLOCK * slot_bytes(kv),
             window: 64,
             masked_rows: usize::MAX,
         },
+        kv,
         step_time: config.fake_step_time,
         faults: config
             .device_fault_after
@@ -458,7 +472,7 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
     let markers = tokenizer.markers();
     let facts = ModelFacts {
         name: config.name.clone(),
-        fingerprint: blake3::hash(b"marathon fake device 1").to_hex().to_string(),
+        fingerprint: blake3::hash(fingerprint.as_bytes()).to_hex().to_string(),
         device: "fake",
         drafter: if drafts { "fake".into() } else { String::new() },
         draft: default_draft(config.draft_tokens),

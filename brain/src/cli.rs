@@ -313,6 +313,12 @@ pub struct Settings {
     #[arg(long, value_name = "SIZE|auto")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_cache_memory: Option<String>,
+    /// How keys and values are stored: auto (fp8 where the checkpoint's configuration asks for it,
+    /// else the numbers it is computed in), bf16, or fp8: E4M3 with the checkpoint's scales, or 1
+    /// where it has none; half the memory [default: auto]. It changes the fingerprint.
+    #[arg(long, value_name = "auto|bf16|fp8")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_cache_dtype: Option<String>,
     /// Memory of this machine for cached prompts that the device has no room for: a size, none, or
     /// auto: with a card a quarter of what is free, at most 16GiB, else none [default: auto].
     #[arg(long, value_name = "SIZE|auto|none")]

@@ -21,6 +21,7 @@ use crate::{
     error::Error,
     http::{HttpAddr, HttpOptions},
     hub::ModelName,
+    model::kv_dtype::KvChoice,
 };
 
 /// Every setting as it is written. An empty text is "not set".
@@ -57,6 +58,8 @@ pub struct Written {
     pub max_num_batched_tokens: usize,
     /// Memory for keys and values.
     pub kv_cache_memory: Text,
+    /// How they are stored.
+    pub kv_cache_dtype: String,
     /// Memory for cached prompts that the device has no room for.
     pub host_cache_memory: Text,
     /// Share of a card's memory that may be used.
@@ -134,6 +137,7 @@ impl Default for Written {
             max_num_seqs: 16,
             max_num_batched_tokens: 256,
             kv_cache_memory: Text::Word("auto".into()),
+            kv_cache_dtype: "auto".into(),
             host_cache_memory: Text::Word("auto".into()),
             gpu_memory_utilization: 0.9,
             threads: 0,
@@ -230,6 +234,8 @@ pub struct Config {
     pub max_num_batched_tokens: usize,
     /// Bytes for keys and values; `None`: chosen.
     pub kv_cache_bytes: Option<u64>,
+    /// How they are stored.
+    pub kv_cache_dtype: KvChoice,
     /// Bytes for cached prompts that the device has no room for; `None`: chosen.
     pub host_cache_bytes: Option<u64>,
     /// Share of a card's memory that may be used, in thousandths.
@@ -417,6 +423,8 @@ impl Loaded {
             max_num_seqs: written.max_num_seqs,
             max_num_batched_tokens: written.max_num_batched_tokens,
             kv_cache_bytes: self.size("kv_cache_memory", &written.kv_cache_memory.text())?,
+            kv_cache_dtype: KvChoice::from_str(&written.kv_cache_dtype)
+                .map_err(|problem| self.bad("kv_cache_dtype", problem))?,
             host_cache_bytes: match &*written.host_cache_memory.text() {
                 "none" => Some(0),
                 size => self.size("host_cache_memory", size)?,

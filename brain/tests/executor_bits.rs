@@ -15,7 +15,7 @@ use brain::{
         Executor,
         cpu::{CpuExecutor, CpuOptions, Level},
     },
-    model,
+    model::{self, kv_dtype::KvChoice},
     sched::types::Step,
 };
 use support::{
@@ -23,7 +23,26 @@ use support::{
     bits::{bits, company, drafted, foreign_drafts, lone, own_drafts, pieces, prompt, requests},
     golden::VARIANTS,
     options, params,
+    scaled::{add_kv_scales, uneven},
 };
+use tempfile::TempDir;
+
+/// Every variant with its cache as the model computes, and in FP8 with scales.
+fn checkpoints() -> Vec<(String, TempDir, CpuOptions)> {
+    let forms = [KvChoice::Auto, KvChoice::Fp8];
+    let both = VARIANTS.iter().flat_map(|name| forms.map(|kv| (*name, kv)));
+    both.map(|(name, kv)| checkpoint(name, kv)).collect()
+}
+
+fn checkpoint(name: &str, kv_dtype: KvChoice) -> (String, TempDir, CpuOptions) {
+    let folder = bf16_copy(name);
+    add_kv_scales(folder.path(), uneven);
+    let options = CpuOptions {
+        kv_dtype,
+        ..options()
+    };
+    (format!("{name}, cache {kv_dtype:?}"), folder, options)
+}
 
 fn executor(folder: &Path, options: &CpuOptions) -> CpuExecutor {
     let model = model::load(folder, &model::LoadOptions::default()).unwrap();
@@ -37,16 +56,15 @@ fn threads_and_instructions_change_nothing() {
         .filter(|l| l.is_available())
         .collect();
     println!("levels: {levels:?}");
-    for name in VARIANTS {
-        let folder = bf16_copy(name);
+    for (name, folder, options) in checkpoints() {
         for request in requests() {
-            let expected = bits(&lone(&mut executor(folder.path(), &options()), &request));
+            let expected = bits(&lone(&mut executor(folder.path(), &options), &request));
             for threads in [1, 2, 5] {
                 for level in &levels {
                     let options = CpuOptions {
                         threads,
                         level: Some(*level),
-                        ..options()
+                        ..options.clone()
                     };
                     let mut other = executor(folder.path(), &options);
                     let got = bits(&drafted(&mut other, &request, 2));
@@ -59,53 +77,86 @@ fn threads_and_instructions_change_nothing() {
 
 #[test]
 fn drafts_change_nothing() {
-    for name in VARIANTS {
-        let folder = bf16_copy(name);
-        own_drafts(name, &mut executor(folder.path(), &options()));
+    for (name, folder, options) in checkpoints() {
+        own_drafts(&name, &mut executor(folder.path(), &options));
     }
 }
 
 #[test]
 fn foreign_drafts_change_nothing() {
-    for name in VARIANTS {
-        let folder = bf16_copy(name);
-        foreign_drafts(name, &mut executor(folder.path(), &options()));
+    for (name, folder, options) in checkpoints() {
+        foreign_drafts(&name, &mut executor(folder.path(), &options));
     }
 }
 
 #[test]
 fn cutting_the_prompt_changes_nothing() {
-    for name in VARIANTS {
-        let folder = bf16_copy(name);
-        let mut executor = executor(folder.path(), &options());
-        pieces(name, &mut executor, &[1, 2, 7, 16, 31, 36]);
+    for (name, folder, options) in checkpoints() {
+        let mut executor = executor(folder.path(), &options);
+        pieces(&name, &mut executor, &[1, 2, 7, 16, 31, 36]);
     }
 }
 
 #[test]
 fn company_changes_nothing() {
-    for name in VARIANTS {
-        let folder = bf16_copy(name);
+    for (name, folder, options) in checkpoints() {
         let options = CpuOptions {
             threads: 2,
-            ..options()
+            ..options
         };
-        company(name, &mut executor(folder.path(), &options), 4);
+        company(&name, &mut executor(folder.path(), &options), 4);
     }
 }
 
 /// What an earlier owner left in a page, infinities and NaNs included, is never seen.
 #[test]
 fn dead_slots_are_not_read() {
-    for name in ["e2b", "31b"] {
-        let folder = bf16_copy(name);
-        let mut fresh = executor(folder.path(), &options());
+    let cases = ["e2b", "31b"].map(|name| [KvChoice::Auto, KvChoice::Fp8].map(|kv| (name, kv)));
+    for (name, kv) in cases.into_iter().flatten() {
+        let (name, folder, options) = checkpoint(name, kv);
+        let mut fresh = executor(folder.path(), &options);
         let request = requests().swap_remove(1);
         let expected = bits(&lone(&mut fresh, &request));
-        let mut used = executor(folder.path(), &options());
+        let mut used = executor(folder.path(), &options);
         used.poison_pages();
         assert_eq!(bits(&lone(&mut used, &request)), expected, "{name}");
     }
+}
+
+/// A cache in FP8 is a model of its own, of half the bytes.
+#[test]
+fn a_cache_in_fp8_has_its_own_fingerprint_and_half_the_bytes() {
+    for name in ["e2b", "31b"] {
+        let [plain, fp8] = [KvChoice::Auto, KvChoice::Fp8].map(|kv| {
+            let (_, folder, options) = checkpoint(name, kv);
+            executor(folder.path(), &options)
+        });
+        assert_ne!(plain.fingerprint(), fp8.fingerprint());
+        let sizes = |e: &CpuExecutor| {
+            let limits = e.limits();
+            [limits.full_block_bytes, limits.sliding_block_bytes]
+        };
+        assert_eq!(sizes(&plain), sizes(&fp8).map(|bytes| 2 * bytes), "{name}");
+    }
+}
+
+/// What a configuration asks for is what auto is, and bf16 overrules it.
+#[test]
+fn a_configuration_may_ask_for_a_cache_in_fp8() {
+    let folder = bf16_copy("e2b");
+    let asks = r#"{"quantization":{"kv_cache_quant_algo":"FP8"}}"#;
+    let prints = |kv_dtype| {
+        let options = CpuOptions {
+            kv_dtype,
+            ..options()
+        };
+        executor(folder.path(), &options).fingerprint()
+    };
+    let all = [KvChoice::Auto, KvChoice::Bf16, KvChoice::Fp8];
+    let [auto, bf16, fp8] = all.map(prints);
+    assert_eq!(auto, bf16);
+    std::fs::write(folder.path().join("hf_quant_config.json"), asks).unwrap();
+    assert_eq!(all.map(prints), [fp8, bf16, fp8]);
 }
 
 #[test]

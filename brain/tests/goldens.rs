@@ -6,20 +6,32 @@
 mod support;
 
 use brain::{
-    backend::{Executor, cpu::CpuExecutor},
-    model,
+    backend::{
+        Executor,
+        cpu::{CpuExecutor, CpuOptions},
+    },
+    model::{self, kv_dtype::KvChoice},
 };
 use support::{
     Sequence,
-    golden::{Golden, VARIANTS, golden},
-    options, params,
+    golden::{Golden, VARIANTS, golden, golden_fp8},
+    golden_folder, options, params, plain_copy,
+    scaled::add_kv_scales,
 };
 
 const WINDOW: usize = 6;
 
 fn executor(golden: &Golden) -> CpuExecutor {
+    with_cache(golden, KvChoice::Auto)
+}
+
+fn with_cache(golden: &Golden, kv_dtype: KvChoice) -> CpuExecutor {
     let model = model::load(&golden.folder, &model::LoadOptions::default()).unwrap();
-    CpuExecutor::new(model, &options()).unwrap()
+    let options = CpuOptions {
+        kv_dtype,
+        ..options()
+    };
+    CpuExecutor::new(model, &options).unwrap()
 }
 
 /// Natural logarithms of the probabilities that logits stand for.
@@ -31,12 +43,15 @@ fn logprobs(logits: &[f32]) -> Vec<f32> {
 
 /// Largest difference of logits and of log-probabilities after tokens fed in the given pieces.
 fn difference(golden: &Golden, pieces: &[usize]) -> f32 {
-    let mut executor = executor(golden);
-    let mut sequence = Sequence::new(&executor, 0, params(0.0));
+    difference_on(&mut executor(golden), golden, pieces)
+}
+
+fn difference_on(executor: &mut CpuExecutor, golden: &Golden, pieces: &[usize]) -> f32 {
+    let mut sequence = Sequence::new(executor, 0, params(0.0));
     let mut fed = 0;
     for (i, piece) in pieces.iter().enumerate() {
         let last = i + 1 == pieces.len();
-        sequence.feed(&mut executor, &golden.tokens[fed..fed + piece], last);
+        sequence.feed(executor, &golden.tokens[fed..fed + piece], last);
         fed += piece;
     }
     let logits = executor.last_logits().last().unwrap();
@@ -81,6 +96,40 @@ fn logits_agree_however_the_prompt_is_cut() {
             let worst = difference(&golden, &pieces);
             assert!(worst < 1e-4, "{name}: {worst} with pieces {pieces:?}");
         }
+    }
+}
+
+#[test]
+fn logits_agree_with_a_cache_in_fp8() {
+    for name in VARIANTS {
+        let (golden, scales) = golden_fp8(name);
+        let copy = plain_copy(name);
+        add_kv_scales(copy.path(), |layer| scales[layer]);
+        let scaled = Golden {
+            folder: copy.path().to_owned(),
+            ..golden
+        };
+        let mut executor = with_cache(&scaled, KvChoice::Fp8);
+        let whole = scaled.tokens.len();
+        let mut worst: f32 = 0.0;
+        for length in 1..=whole {
+            worst = worst.max(difference_on(&mut executor, &scaled, &[length]));
+        }
+        let sevens = [vec![7; whole / 7], vec![whole % 7]].concat();
+        for pieces in [vec![1; whole], sevens, vec![32, whole - 32]] {
+            worst = worst.max(difference_on(&mut executor, &scaled, &pieces));
+        }
+        // Without scales, and without FP8, other logits come out.
+        let unscaled = Golden {
+            folder: golden_folder(name),
+            ..scaled
+        };
+        let all = [whole];
+        let by_one = difference_on(&mut with_cache(&unscaled, KvChoice::Fp8), &unscaled, &all);
+        let plain = difference_on(&mut with_cache(&unscaled, KvChoice::Auto), &unscaled, &all);
+        println!("{name}: {worst:.1e}; scales of 1 {by_one:.1e}, no FP8 {plain:.1e}");
+        assert!(worst < 1e-3, "{name}: {worst}");
+        assert!(by_one > 1e-2 && plain > 1e-2, "{name}: {by_one}, {plain}");
     }
 }
 

@@ -23,7 +23,7 @@ use brain::{
         Cursor, Engine, EngineConfig, LogEvent,
         clock::{Clock, ManualClock, SystemClock},
     },
-    model::{DrafterChoice, LoadOptions, load},
+    model::{DrafterChoice, LoadOptions, kv_dtype::KvChoice, load},
     sched::{
         request::{FinishReason, Request},
         sequence::{Outcome, Usage},
@@ -90,6 +90,8 @@ fn rounded(file: &[u8]) -> Vec<u8> {
 #[derive(Clone, Debug)]
 struct Setup {
     drafter: bool,
+    /// How keys and values are stored: this one does show, and is the same in what is compared.
+    kv: KvChoice,
     chunk: usize,
     threads: usize,
     /// KV blocks for one sequence and little more.
@@ -100,6 +102,7 @@ struct Setup {
 
 const PLAIN: Setup = Setup {
     drafter: true,
+    kv: KvChoice::Auto,
     chunk: usize::MAX,
     threads: 1,
     cramped: false,
@@ -117,6 +120,7 @@ fn executor(folder: &Path, setup: &Setup) -> CpuExecutor {
         let cpu = CpuOptions {
             threads: setup.threads,
             kv_memory,
+            kv_dtype: setup.kv,
             ..support::options()
         };
         CpuExecutor::new(load(folder, &options).unwrap(), &cpu)
@@ -224,11 +228,12 @@ fn assert_same(got: &[Emitted], expected: &[Emitted], what: &str) {
 
 /// Runs the whole table for one checkpoint; returns how many runs were compared, and drafts that
 /// were accepted.
-async fn check(folder: &Path, name: &str) -> (usize, usize) {
+async fn check(folder: &Path, name: &str, kv: KvChoice) -> (usize, usize) {
     let lone = engine(
         folder,
         &Setup {
             drafter: false,
+            kv,
             ..PLAIN
         },
     );
@@ -242,6 +247,7 @@ async fn check(folder: &Path, name: &str) -> (usize, usize) {
         let setup = Setup {
             chunk,
             threads,
+            kv,
             ..PLAIN
         };
         let engine = engine(folder, &setup);
@@ -281,13 +287,24 @@ async fn check(folder: &Path, name: &str) -> (usize, usize) {
 async fn drafts_company_and_chunks_change_no_bit() {
     let scratch = tempfile::tempdir().unwrap();
     let (mut compared, mut accepted) = (0, 0);
+    let mut in_fp8 = 0;
     for name in VARIANTS {
-        for folder in [golden_folder(name), in_bf16(name, scratch.path())] {
-            let (more, right) = check(&folder, &folder.display().to_string()).await;
+        let bf16 = in_bf16(name, scratch.path());
+        for (folder, kv) in [
+            (golden_folder(name), KvChoice::Auto),
+            (golden_folder(name), KvChoice::Fp8),
+            (bf16.clone(), KvChoice::Auto),
+            (bf16, KvChoice::Fp8),
+        ] {
+            let (more, right) = check(&folder, &folder.display().to_string(), kv).await;
             (compared, accepted) = (compared + more, accepted + right);
+            in_fp8 += if kv == KvChoice::Fp8 { more } else { 0 };
         }
     }
-    println!("{compared} generations compared, {accepted} drafts accepted");
+    println!(
+        "{compared} generations compared, {in_fp8} of them with a cache in FP8, \
+         {accepted} drafts accepted"
+    );
     assert!(
         accepted > compared,
         "hardly a draft was right: verification was not tried"
@@ -297,15 +314,18 @@ async fn drafts_company_and_chunks_change_no_bit() {
 #[tokio::test]
 async fn preemption_changes_no_bit() {
     let scratch = tempfile::tempdir().unwrap();
-    for (name, host) in [("e2b", 0), ("all", 0), ("e2b", 1 << 20), ("all", 1 << 20)] {
+    let places = [("e2b", 0), ("all", 0), ("e2b", 1 << 20), ("all", 1 << 20)];
+    let forms = [KvChoice::Auto, KvChoice::Fp8];
+    for ((name, host), kv) in places.iter().flat_map(|at| forms.map(|kv| (*at, kv))) {
         let folder = in_bf16(name, scratch.path());
-        let roomy = engine(&folder, &PLAIN);
+        let roomy = engine(&folder, &Setup { kv, ..PLAIN });
         let cramped = engine(
             &folder,
             &Setup {
                 cramped: true,
                 chunk: 16,
                 host,
+                kv,
                 ..PLAIN
             },
         );
@@ -338,7 +358,7 @@ async fn preemption_changes_no_bit() {
         }
         let stats = cramped.stats().sched;
         println!(
-            "{name}: {} preemptions, {} blocks, {} times back from {host} bytes below",
+            "{name}, {kv:?}: {} preemptions, {} blocks, {} times back from {host} bytes below",
             stats.preemptions, stats.full_blocks, stats.lifted
         );
         assert_eq!(stats.lifted > 0, host > 0, "{name}: {stats:?}");
@@ -352,11 +372,18 @@ async fn preemption_changes_no_bit() {
 #[tokio::test]
 async fn an_anchor_changes_no_bit() {
     let scratch = tempfile::tempdir().unwrap();
-    for name in ["e4b", "12b", "all"] {
+    for (name, kv) in [
+        ("e4b", KvChoice::Auto),
+        ("12b", KvChoice::Auto),
+        ("12b", KvChoice::Fp8),
+        ("all", KvChoice::Auto),
+        ("all", KvChoice::Fp8),
+    ] {
         let folder = in_bf16(name, scratch.path());
+        let setup = Setup { kv, ..PLAIN };
         for depth in [0, 2, 5] {
             let draft = DraftDepth::Fixed(depth);
-            let warm = engine(&folder, &PLAIN);
+            let warm = engine(&folder, &setup);
             let mut tokens = prompt(1)[..20].to_vec();
             for turn in 0..3 {
                 let request = || Request {
@@ -377,7 +404,7 @@ async fn an_anchor_changes_no_bit() {
                     ..request()
                 };
                 // A model that was never asked the turns before has nothing to take over.
-                let fresh = engine(&folder, &PLAIN);
+                let fresh = engine(&folder, &setup);
                 let expected = generate(&fresh, &id, lone).await.0;
                 assert_same(
                     &answer,
@@ -395,10 +422,16 @@ async fn an_anchor_changes_no_bit() {
 #[tokio::test]
 async fn a_restart_changes_no_bit() {
     let scratch = tempfile::tempdir().unwrap();
-    for name in ["e2b", "26b", "31b"] {
+    for (name, kv) in [
+        ("e2b", KvChoice::Auto),
+        ("26b", KvChoice::Auto),
+        ("26b", KvChoice::Fp8),
+        ("31b", KvChoice::Auto),
+        ("31b", KvChoice::Fp8),
+    ] {
         let folder = in_bf16(name, scratch.path());
         for kind in 0..3 {
-            let first = engine(&folder, &PLAIN);
+            let first = engine(&folder, &Setup { kv, ..PLAIN });
             let expected = generate(&first, "g", request(kind, DraftDepth::Fixed(4)))
                 .await
                 .0;
@@ -409,6 +442,7 @@ async fn a_restart_changes_no_bit() {
                     &Setup {
                         drafter: false,
                         chunk: 16,
+                        kv,
                         ..PLAIN
                     },
                 );

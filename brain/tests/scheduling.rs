@@ -18,7 +18,10 @@ use std::{
     time::Duration,
 };
 
-use brain::sched::{request::FinishReason, types::DraftDepth};
+use brain::{
+    model::kv_dtype::KvDtype,
+    sched::{request::FinishReason, types::DraftDepth},
+};
 use proptest::{
     prelude::*,
     test_runner::{Config, FileFailurePersistence, TestRunner},
@@ -28,6 +31,7 @@ use simulation::{Case, Plan, Running, Simulation, World, case, params, plain, ro
 #[derive(Default)]
 struct Totals {
     cases: AtomicU64,
+    fp8: AtomicU64,
     steps: AtomicU64,
     sequences: AtomicU64,
     tokens: AtomicU64,
@@ -90,6 +94,8 @@ fn simulate(case: Case, totals: &Totals) -> Result<(), TestCaseError> {
             .is_some_and(|end| end.reason == FinishReason::Cancelled)
     };
     totals.cases.fetch_add(1, Relaxed);
+    let fp8 = case.world.kv == KvDtype::Fp8;
+    totals.fp8.fetch_add(u64::from(fp8), Relaxed);
     totals
         .restarts
         .fetch_add(simulation.gone.len() as u64, Relaxed);
@@ -145,12 +151,13 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
     let outcome = TestRunner::new(config).run(&case(), |case| simulate(case, &totals));
     let of = |counter: &AtomicU64| counter.load(Relaxed);
     println!(
-        "{} cases, {} sequences ({} cancelled), {} steps, {} tokens, {} drafts accepted, {} of them \
+        "{} cases ({} with slots in FP8), {} sequences ({} cancelled), {} steps, {} tokens, {} drafts accepted, {} of them \
          looked up, {} preemptions, {} prompt tokens from {} anchors, {} of them shared, {} of a part \
          of the prompt, {} where more was known but no anchor lay, {} from below, {} restarts with {} \
          anchors taken in, {} sequences with penalties, {} changes of depth; {} \
          tokens by a grammar, {} of them the only ones allowed, {} drafts cut",
         of(&totals.cases),
+        of(&totals.fp8),
         of(&totals.sequences),
         of(&totals.cancelled),
         of(&totals.steps),
@@ -177,6 +184,7 @@ fn tokens_are_those_of_a_lone_undrafted_run_whatever_happens() {
     }
     // The cases are worth nothing if they do not meet what they are about.
     for seen in [
+        &totals.fp8,
         &totals.cancelled,
         &totals.accepted,
         &totals.preemptions,

@@ -8,11 +8,14 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{ExecError, Executor, Limits, Lost};
-use crate::sched::{
-    mask::Mask,
-    types::{
-        BlockId, Emitted, Group, Logprobs, SampleStep, SamplingParams, SeqOutput, SeqStep, Step,
-        StepOutput, TokenId,
+use crate::{
+    model::kv_dtype::KvDtype,
+    sched::{
+        mask::Mask,
+        types::{
+            BlockId, Emitted, Group, Logprobs, SampleStep, SamplingParams, SeqOutput, SeqStep,
+            Step, StepOutput, TokenId,
+        },
     },
 };
 
@@ -27,6 +30,9 @@ pub struct FakeOptions {
     pub repeats: f64,
     /// Another model: other tokens.
     pub model: u64,
+    /// How slots are stored. In FP8 they take half the bytes, keep half of a hash, and tokens are
+    /// others.
+    pub kv: KvDtype,
     /// How long a step takes at least.
     pub step_time: Duration,
     /// What goes wrong, by number of the step from 0.
@@ -56,6 +62,7 @@ impl Default for FakeOptions {
             right: 0.8,
             repeats: 0.0,
             model: 0,
+            kv: KvDtype::Bf16,
             step_time: Duration::ZERO,
             faults: BTreeMap::new(),
             cursed: None,
@@ -90,6 +97,14 @@ struct Entry {
 
 /// Bytes of a slot, as a snapshot stores it.
 pub const SLOT_BYTES: usize = 24;
+
+/// The same, by how slots are stored.
+pub fn slot_bytes(kv: KvDtype) -> usize {
+    match kv {
+        KvDtype::Bf16 | KvDtype::F32 => SLOT_BYTES,
+        KvDtype::Fp8 => SLOT_BYTES / 2,
+    }
+}
 
 /// See the module's description.
 #[derive(Debug)]
@@ -145,6 +160,14 @@ impl FakeExecutor {
         emitted
     }
 
+    /// What a slot keeps of a hash, and so all that later ones are made of.
+    fn stored(&self, prefix: u64) -> u64 {
+        match self.options.kv {
+            KvDtype::Bf16 | KvDtype::F32 => prefix,
+            KvDtype::Fp8 => prefix >> 32,
+        }
+    }
+
     fn run_sequence(&mut self, rows: &SeqStep) -> Result<SeqOutput, ExecError> {
         let table = Slots::new(&self.options.limits, rows)?;
         // Whatever lies from the first row on belongs to nobody any more.
@@ -155,14 +178,14 @@ impl FakeExecutor {
             .sliding_from(rows.start)
             .for_each(|slot| self.sliding[slot] = None);
         let mut prefix = match rows.start.checked_sub(1) {
-            None => mix(self.options.model),
+            None => self.stored(mix(self.options.model)),
             Some(last) => match self.full[table.full(last)?] {
                 Some(entry) if entry.position == last => entry.prefix,
                 other => return Err(dead("full", last, other)),
             },
         };
         for (position, &token) in (rows.start..).zip(&rows.tokens) {
-            prefix = chained(prefix, token);
+            prefix = self.stored(chained(prefix, token));
             let entry = Entry {
                 position,
                 token,
@@ -188,12 +211,13 @@ impl FakeExecutor {
     ) -> Result<Vec<TokenId>, ExecError> {
         let end = rows.start + rows.tokens.len();
         let mut tokens = Vec::with_capacity(end);
-        let mut prefix = mix(self.options.model);
+        let mut prefix = self.stored(mix(self.options.model));
         let window_start = (rows.start + 1).saturating_sub(self.options.limits.window);
         for position in 0..end {
             let found = self.full[table.full(position)?];
             let Some(entry) = found.filter(|entry| {
-                entry.position == position && entry.prefix == chained(prefix, entry.token)
+                let prefix = self.stored(chained(prefix, entry.token));
+                entry.position == position && entry.prefix == prefix
             }) else {
                 return Err(dead("full", position, found));
             };
@@ -336,10 +360,13 @@ impl Executor for FakeExecutor {
         blocks: &[BlockId],
         into: &mut Vec<u8>,
     ) -> Result<(), ExecError> {
+        let word = self.word();
         for &block in blocks {
             let slots = self.slots_of(group, block);
             let slots = slots.ok_or_else(|| wrong(format!("{block:?} is not there")))?;
-            slots.iter().for_each(|&slot| into.extend(to_bytes(slot)));
+            for &slot in slots.iter() {
+                put(slot, word, into);
+            }
         }
         Ok(())
     }
@@ -350,11 +377,13 @@ impl Executor for FakeExecutor {
         blocks: &[BlockId],
         bytes: &[u8],
     ) -> Result<(), ExecError> {
-        let mut slots = bytes.chunks_exact(SLOT_BYTES);
+        let word = self.word();
+        let mut slots = bytes.chunks_exact(3 * word);
         for &block in blocks {
             let there = self.slots_of(group, block);
             for slot in there.ok_or_else(|| wrong(format!("{block:?} is not there")))? {
-                *slot = from_bytes(slots.next().ok_or_else(|| wrong("too few bytes".into()))?);
+                let bytes = slots.next().ok_or_else(|| wrong("too few bytes".into()))?;
+                *slot = from_bytes(bytes, word);
             }
         }
         match slots.next() {
@@ -365,6 +394,11 @@ impl Executor for FakeExecutor {
 }
 
 impl FakeExecutor {
+    /// Bytes of one of the three numbers of a slot.
+    fn word(&self) -> usize {
+        slot_bytes(self.options.kv) / 3
+    }
+
     fn slots_of(&mut self, group: Group, block: BlockId) -> Option<&mut [Slot]> {
         let (slots, size) = match group {
             Group::Full => (&mut self.full, self.options.limits.full_block_size),
@@ -375,26 +409,26 @@ impl FakeExecutor {
     }
 }
 
-fn to_bytes(slot: Slot) -> [u8; SLOT_BYTES] {
+/// Appends a slot's three numbers, each in so many bytes.
+fn put(slot: Slot, word: usize, into: &mut Vec<u8>) {
     let words = match slot {
         None => [u64::MAX; 3],
         Some(entry) => [entry.position as u64, entry.token.into(), entry.prefix],
     };
-    let mut bytes = [0; SLOT_BYTES];
-    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
-        bytes.copy_from_slice(&word.to_le_bytes());
-    }
-    bytes
+    words
+        .iter()
+        .for_each(|number| into.extend(&number.to_le_bytes()[..word]));
 }
 
-fn from_bytes(bytes: &[u8]) -> Slot {
-    let mut words = bytes.chunks_exact(8).map(|bytes| {
-        let mut word = [0; 8];
-        word.copy_from_slice(bytes);
-        u64::from_le_bytes(word)
+fn from_bytes(bytes: &[u8], word: usize) -> Slot {
+    let mut words = bytes.chunks_exact(word).map(|bytes| {
+        let mut number = [0; 8];
+        number[..word].copy_from_slice(bytes);
+        u64::from_le_bytes(number)
     });
     let (position, token, prefix) = (words.next()?, words.next()?, words.next()?);
-    (position != u64::MAX).then_some(Entry {
+    let none = u64::MAX >> (64 - 8 * word);
+    (position != none).then_some(Entry {
         position: position as usize,
         token: token as TokenId,
         prefix,
@@ -520,7 +554,8 @@ struct Prefix {
 
 impl Prefix {
     fn new(options: &FakeOptions, params: &SamplingParams, prompt_len: usize) -> Self {
-        let mut state = mix(options.model ^ 0x6a09_e667_f3bc_c908);
+        let fp8 = u64::from(options.kv == KvDtype::Fp8);
+        let mut state = mix(options.model ^ 0x6a09_e667_f3bc_c908 ^ fp8 << 63);
         if params.temperature > 0.0 {
             state = mix(state ^ params.seed);
         }

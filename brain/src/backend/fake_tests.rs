@@ -88,3 +88,36 @@ fn a_block_in_two_hands_and_a_missing_block_are_errors() {
             .contains("no sliding block")
     );
 }
+
+#[test]
+fn slots_in_fp8_take_half_the_bytes_and_give_other_tokens() {
+    let prompt = [7, 8, 9];
+    let params = SamplingParams::greedy(5);
+    let ids = |fake: &FakeExecutor| -> Vec<TokenId> {
+        let expected = fake.expected(&prompt, &params);
+        expected.iter().map(|token| token.id).collect()
+    };
+    let plain = FakeExecutor::new(FakeOptions::default());
+    let options = FakeOptions {
+        kv: KvDtype::Fp8,
+        ..FakeOptions::default()
+    };
+    let mut fake = FakeExecutor::new(options.clone());
+    assert_ne!(ids(&fake), ids(&plain));
+    let first = run(&mut fake, rows(prompt.to_vec(), 0, 0, 0)).unwrap();
+    assert_eq!(first.tokens[0].id, ids(&fake)[0]);
+    let tables = rows(prompt.to_vec(), 0, 0, 0).tables;
+    let mut other = FakeExecutor::new(options);
+    for (group, blocks) in [
+        (Group::Full, &tables.full),
+        (Group::Sliding, &tables.sliding),
+    ] {
+        let mut bytes = Vec::new();
+        fake.save_blocks(group, blocks, &mut bytes).unwrap();
+        assert_eq!(bytes.len(), blocks.len() * 16 * SLOT_BYTES / 2);
+        other.load_blocks(group, blocks, &bytes).unwrap();
+    }
+    // Goes on from what was saved, empty slots included.
+    let next = rows(vec![first.tokens[0].id], 3, 1, 0);
+    assert_eq!(run(&mut other, next).unwrap().tokens[0].id, ids(&fake)[1]);
+}

@@ -11,6 +11,7 @@
 //! and inside only where its comment says so.
 
 use crate::model::{
+    kv_scales::KvScales,
     plan::{Kind, Moe, Rope},
     weights::{MoeWeights, Weight},
 };
@@ -79,8 +80,14 @@ pub trait Ops {
     /// Tabulates a rotary embedding for heads of `head_dim` elements.
     fn rope(&mut self, rope: &Rope, head_dim: usize) -> Self::Rope;
     /// The next layer of the pool of `shape.kind`; `values_only` layers form their keys from the
-    /// values, with the weights of the key norm and the rotary embedding.
-    fn cache(&mut self, shape: HeadShape, values_only: Option<(&Weight, &Rope)>) -> Self::Cache;
+    /// values, with the weights of the key norm and the rotary embedding. `scales` are for a cache
+    /// in FP8, others take no notice of them.
+    fn cache(
+        &mut self,
+        shape: HeadShape,
+        values_only: Option<(&Weight, &Rope)>,
+        scales: KvScales,
+    ) -> Self::Cache;
     /// Prepares router and experts.
     fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Self::Experts;
     /// Prepares clusters: `head` row `ordering[c * n + i]` is token `i` of cluster `c`.

@@ -68,6 +68,10 @@ fn wrong_settings_are_named_with_their_origin() {
             "setting kv_cache_memory (command line): \"7 apples\" is no size",
         ),
         (
+            ["--kv-cache-dtype", "fp8_e5m2"],
+            "setting kv_cache_dtype (command line): \"fp8_e5m2\" is not one of auto",
+        ),
+        (
             ["--max-num-seqs", "0"],
             "setting max_num_seqs (command line): must be from 1 to 4096, it is 0",
         ),
@@ -126,6 +130,13 @@ fn sizes_and_names() {
             .kv_cache_bytes,
         Some(4096)
     );
+    assert_eq!(
+        check(&["--kv-cache-dtype", "fp8_e4m3"])
+            .unwrap()
+            .kv_cache_dtype,
+        KvChoice::Fp8
+    );
+    assert_eq!(check(&[]).unwrap().kv_cache_dtype, KvChoice::Auto);
     assert_eq!(check(&[]).unwrap().name, "demo");
     let hub = check(&["--model", "google/gemma-4-E4B-it@main"]).unwrap();
     assert_eq!(hub.name, "google/gemma-4-E4B-it");

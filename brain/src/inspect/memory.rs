@@ -2,42 +2,18 @@
 
 use serde::Serialize;
 
-use crate::model::plan::{Kind, KvSource, Plan};
+use crate::model::{
+    kv_dtype::KvDtype,
+    plan::{Kind, KvSource, Plan},
+};
 
 /// Slots of a cache page.
 const PAGE: u64 = 16;
 /// Rows that a sequence computes beside its window while it decodes: the last token and drafts.
 const ROWS: u64 = 17;
 
-/// How cached numbers are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KvForm {
-    /// Two bytes.
-    Bf16,
-    /// One byte.
-    Fp8,
-}
-
-impl KvForm {
-    /// Both, larger first.
-    pub const ALL: [Self; 2] = [Self::Bf16, Self::Fp8];
-
-    fn bytes(self) -> u64 {
-        match self {
-            Self::Bf16 => 2,
-            Self::Fp8 => 1,
-        }
-    }
-
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bf16 => "bf16",
-            Self::Fp8 => "fp8",
-        }
-    }
-}
+/// The forms that are planned with, larger first.
+const FORMS: [KvDtype; 2] = [KvDtype::Bf16, KvDtype::Fp8];
 
 /// The cache of all layers of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -85,14 +61,14 @@ impl KvGroup {
             elements,
             stored_elements: stored,
             slots,
-            bytes_bf16: stored * KvForm::Bf16.bytes(),
-            bytes_fp8: stored * KvForm::Fp8.bytes(),
+            bytes_bf16: stored * KvDtype::Bf16.bytes() as u64,
+            bytes_fp8: stored * KvDtype::Fp8.bytes() as u64,
         }
     }
 
     /// Bytes of a token.
-    pub fn per_token(&self, form: KvForm) -> u64 {
-        self.stored_elements * form.bytes()
+    pub fn per_token(&self, form: KvDtype) -> u64 {
+        self.stored_elements * form.bytes() as u64
     }
 }
 
@@ -115,12 +91,12 @@ impl Kv {
     }
 
     /// What a sequence keeps whatever its length, once it is longer than the window.
-    pub fn fixed(&self, form: KvForm) -> u64 {
+    pub fn fixed(&self, form: KvDtype) -> u64 {
         self.sliding.slots.unwrap_or(0) * self.sliding.per_token(form)
     }
 
     /// What a sequence of `tokens` takes.
-    pub fn sequence(&self, tokens: u64, form: KvForm) -> u64 {
+    pub fn sequence(&self, tokens: u64, form: KvDtype) -> u64 {
         let full = tokens.next_multiple_of(PAGE) * self.full.per_token(form);
         let slots = self.sliding.slots.unwrap_or(0);
         let kept = slots.min(tokens.next_multiple_of(PAGE) + PAGE);
@@ -164,7 +140,7 @@ pub struct MemoryPlan {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fit {
     /// How the cache is stored.
-    pub kv: KvForm,
+    pub kv: KvDtype,
     /// Bytes of a sequence of the asked length.
     pub sequence: u64,
     /// Such sequences at a time.
@@ -178,7 +154,7 @@ pub fn plan(request: &Request, kv: &Kv, weights: u64, drafter: u64, longest: u64
     let usable = (request.memory as f64 * request.utilization) as u64;
     let left = usable as i64 - weights as i64 - drafter as i64;
     let room = left.max(0) as u64;
-    let fits = KvForm::ALL.map(|form| {
+    let fits = FORMS.map(|form| {
         let sequence = kv.sequence(request.tokens, form);
         // The largest number of tokens whose sequence fits: sequences grow with their length.
         let (mut low, mut high) = (0, longest);
@@ -236,14 +212,14 @@ mod tests {
         assert_eq!(kv.sliding.elements, 409_600);
         // 1023 keys before the token, 17 rows, and a page because windows begin anywhere.
         assert_eq!(kv.sliding.slots, Some(1056));
-        assert_eq!(kv.fixed(KvForm::Bf16), 1056 * 819_200);
+        assert_eq!(kv.fixed(KvDtype::Bf16), 1056 * 819_200);
         let (one, two) = (
-            kv.sequence(4096, KvForm::Bf16),
-            kv.sequence(4112, KvForm::Bf16),
+            kv.sequence(4096, KvDtype::Bf16),
+            kv.sequence(4112, KvDtype::Bf16),
         );
         assert_eq!(two - one, 16 * 40_960);
-        assert_eq!(kv.sequence(4096, KvForm::Fp8) * 2, one);
-        assert!(kv.sequence(16, KvForm::Bf16) < kv.fixed(KvForm::Bf16));
+        assert_eq!(kv.sequence(4096, KvDtype::Fp8) * 2, one);
+        assert!(kv.sequence(16, KvDtype::Bf16) < kv.fixed(KvDtype::Bf16));
     }
 
     #[test]

@@ -68,6 +68,7 @@ fn empty(path: &Path, kind: &'static str) -> Report {
         files: Vec::new(),
         kv: None,
         kv_scales: 0,
+        asks_for_fp8_cache: false,
         memory: None,
         drafter: None,
         text: None,
@@ -141,7 +142,9 @@ fn folder(dir: &Path, options: &Options) -> Report {
             report.parameters = Some(Parameters::of(audit, described.plan(), &entries));
             report.storage = report::storage(audit, &entries);
             report.kv_scales = audit.kv_scales;
-            report.notes = differences(dir, json, audit);
+            let beside = file::read(&dir.join("hf_quant_config.json")).ok();
+            report.notes = differences(json, beside.as_deref(), audit);
+            report.asks_for_fp8_cache = quant_config::asks_for_fp8_cache(json, beside.as_deref());
         }
     }
     if let Some(Described::Target(plan)) = &described {
@@ -219,10 +222,9 @@ fn recipe(config: &[u8], dir: &Path) -> Option<String> {
 }
 
 /// Where the configuration says one thing of the weights' forms and the files hold another.
-fn differences(dir: &Path, config: &[u8], audit: &Audit) -> Vec<String> {
-    let beside = file::read(&dir.join("hf_quant_config.json")).ok();
+fn differences(config: &[u8], beside: Option<&[u8]>, audit: &Audit) -> Vec<String> {
     let weights: Vec<&Weight> = audit.filled.iter().flat_map(|f| &f.weights).collect();
-    quant_config::differences(config, beside.as_deref(), &weights)
+    quant_config::differences(config, beside, &weights)
 }
 
 fn drafter(dir: &Path, target: &Plan, options: &Options, report: &mut Report) {
@@ -410,7 +412,8 @@ mod tests {
         let dir = copy("e2b");
         let before = inspect(dir.path(), &Options::default());
         assert_eq!(before.notes, [] as [String; 0]);
-        let says = r#"{"quantization":{"quant_algo":"NVFP4"}}"#;
+        assert!(!before.asks_for_fp8_cache);
+        let says = r#"{"quantization":{"quant_algo":"NVFP4","kv_cache_quant_algo":"FP8"}}"#;
         std::fs::write(dir.path().join("hf_quant_config.json"), says).unwrap();
         let after = inspect(dir.path(), &Options::default());
         assert_eq!(after.problems, before.problems);
@@ -418,6 +421,8 @@ mod tests {
         let expected = "hf_quant_config.json says NVFP4 of";
         assert!(after.notes[0].starts_with(expected), "{:?}", after.notes);
         assert!(print::text(&after).contains(&format!("note  {expected}")));
+        assert!(after.asks_for_fp8_cache);
+        assert!(print::text(&after).contains("--kv-cache-dtype auto is fp8"));
     }
 
     #[test]

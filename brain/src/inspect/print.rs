@@ -28,7 +28,7 @@ pub fn text(report: &Report) -> String {
     storage(&mut out, &report.storage);
     files(&mut out, report);
     if let Some(kv) = &report.kv {
-        cache(&mut out, kv, report.kv_scales);
+        cache(&mut out, kv, report);
     }
     if let Some(plan) = &report.memory {
         memory(&mut out, plan);
@@ -256,7 +256,7 @@ fn files(out: &mut String, report: &Report) {
     table(out, ["file", "tensors", "size"], rows, 1);
 }
 
-fn cache(out: &mut String, kv: &Kv, scales: usize) {
+fn cache(out: &mut String, kv: &Kv, report: &Report) {
     line(out, "");
     let rows = [&kv.full, &kv.sliding].map(|group| {
         let kept = match group.slots {
@@ -293,7 +293,12 @@ fn cache(out: &mut String, kv: &Kv, scales: usize) {
         let note = "full layers store values only: keys are formed from them";
         line(out, note);
     }
-    if scales > 0 {
+    if report.asks_for_fp8_cache {
+        let note = "the configuration asks for an FP8 cache: --kv-cache-dtype auto is fp8";
+        line(out, note);
+    }
+    if report.kv_scales > 0 {
+        let scales = report.kv_scales;
         line(out, &format!("{scales} calibrated scales for an FP8 cache"));
     }
 }

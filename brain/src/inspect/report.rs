@@ -41,6 +41,8 @@ pub struct Report {
     pub kv: Option<Kv>,
     /// Layers for which the files have scales of an FP8 cache, keys and values counted apart.
     pub kv_scales: usize,
+    /// The configuration asks for an FP8 cache: `--kv-cache-dtype auto` is fp8.
+    pub asks_for_fp8_cache: bool,
     /// What fits a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryPlan>,

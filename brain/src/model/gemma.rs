@@ -295,7 +295,7 @@ impl<O: Ops> Gemma<O> {
                 let key = k_norm
                     .filter(|_| values_only)
                     .map(|k| (k, plan.rope(layer.kind)));
-                Some(ops.cache(shape, key))
+                Some(ops.cache(shape, key, layer.kv_scales))
             })
             .collect();
         let inputs = weights

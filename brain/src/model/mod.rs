@@ -18,6 +18,7 @@ pub mod generation;
 pub(crate) mod header;
 pub mod inventory;
 
+pub mod kv_dtype;
 pub mod kv_scales;
 pub mod names;
 mod partial;
@@ -152,6 +153,8 @@ pub struct LoadedModel {
     pub notes: Vec<String>,
     /// Calibrated scales of an FP8 cache that were found, of keys and of values.
     pub kv_scales: usize,
+    /// Its configuration asks for an FP8 cache.
+    pub asks_for_fp8_cache: bool,
 }
 
 /// Loads a checkpoint folder. Its weights are still being read when it returns: whoever takes them in
@@ -305,6 +308,7 @@ fn assemble(
         .cloned()
         .collect();
     let notes = quant_config::differences(files.config, files.quantization, &weights.all());
+    let asks_for_fp8_cache = quant_config::asks_for_fp8_cache(files.config, files.quantization);
     let kv_scales = weights
         .layers
         .iter()
@@ -322,6 +326,7 @@ fn assemble(
             .map(|note| format!("{}: {note}", folder.display()))
             .collect(),
         kv_scales,
+        asks_for_fp8_cache,
     })
 }
 

@@ -196,22 +196,40 @@ fn object(value: &Value) -> impl Iterator<Item = (&String, &Value)> {
     value.as_object().into_iter().flatten()
 }
 
+/// The parts of config.json and hf_quant_config.json that speak of quantisation, with the file's
+/// name. What cannot be read says nothing.
+fn sections(config: &[u8], separate: Option<&[u8]>) -> Vec<(&'static str, Value)> {
+    let parse = |json: &[u8]| serde_json::from_slice::<Value>(json).unwrap_or(Value::Null);
+    let mut config = parse(config);
+    let mut separate = separate.map_or(Value::Null, parse);
+    let take = |json: &mut Value, at: &str| json.pointer_mut(at).map_or(Value::Null, Value::take);
+    let text = "/text_config/quantization_config";
+    let found = [
+        ("config.json", take(&mut config, "/quantization_config")),
+        ("config.json", take(&mut config, text)),
+        ("hf_quant_config.json", take(&mut separate, "/quantization")),
+    ];
+    found.into_iter().filter(|(_, q)| q.is_object()).collect()
+}
+
+/// Whether the configuration asks for keys and values in E4M3 with one scale for all of a layer's:
+/// ModelOpt's `kv_cache_quant_algo`, or a `kv_cache_scheme` of eight-bit floats.
+pub fn asks_for_fp8_cache(config: &[u8], separate: Option<&[u8]>) -> bool {
+    sections(config, separate).iter().any(|(_, q)| {
+        let algorithm = q["kv_cache_quant_algo"].as_str();
+        let scheme = &q["kv_cache_scheme"];
+        algorithm.is_some_and(|name| name.eq_ignore_ascii_case("fp8"))
+            || (scheme["type"] == "float" && scheme["num_bits"] == 8 && scheme["dynamic"] != true)
+    })
+}
+
 /// Where the configuration and the file differ, one line for each way in which they do.
 ///
 /// `config` is config.json, `separate` hf_quant_config.json if there is one. What neither can be
 /// read for, nothing is said of.
 pub fn differences(config: &[u8], separate: Option<&[u8]>, weights: &[&Weight]) -> Vec<String> {
-    let parse = |json: &[u8]| serde_json::from_slice::<Value>(json).unwrap_or(Value::Null);
-    let config = parse(config);
-    let separate = separate.map_or(Value::Null, parse);
-    let stated = [
-        ("config.json", &config["quantization_config"]),
-        ("config.json", &config["text_config"]["quantization_config"]),
-        ("hf_quant_config.json", &separate["quantization"]),
-    ];
-    let stated: Vec<Stated> = stated
-        .into_iter()
-        .filter(|(_, q)| q.is_object())
+    let stated: Vec<Stated> = sections(config, separate)
+        .iter()
         .map(|(file, q)| Stated::parse(file, q))
         .collect();
     let mut found: BTreeMap<(&str, Family, Family), (usize, &str)> = BTreeMap::new();
@@ -329,6 +347,30 @@ mod tests {
             notes[1].contains("that are FP8") && notes[1].contains("layers.0.mlp.down_proj"),
             "{notes:?}"
         );
+    }
+
+    #[test]
+    fn an_fp8_cache_is_asked_for_in_either_way() {
+        let scheme = |scheme: &str| {
+            let config = format!(r#"{{"quantization_config":{{"kv_cache_scheme":{scheme}}}}}"#);
+            asks_for_fp8_cache(config.as_bytes(), None)
+        };
+        assert!(scheme(r#"{"type":"float","num_bits":8,"dynamic":false}"#));
+        assert!(scheme(r#"{"type":"float","num_bits":8}"#));
+        for other in [
+            "null",
+            r#"{"type":"int","num_bits":8}"#,
+            r#"{"type":"float","num_bits":4}"#,
+            r#"{"type":"float","num_bits":8,"dynamic":true}"#,
+        ] {
+            assert!(!scheme(other), "{other}");
+        }
+        let nested = r#"{"text_config":{"quantization_config":{"kv_cache_quant_algo":"FP8"}}}"#;
+        assert!(asks_for_fp8_cache(nested.as_bytes(), None));
+        let separate = br#"{"quantization":{"kv_cache_quant_algo":"FP8"}}"#;
+        assert!(asks_for_fp8_cache(b"{}", Some(separate)));
+        let none = br#"{"quantization":{"kv_cache_quant_algo":null,"quant_algo":"FP8"}}"#;
+        assert!(!asks_for_fp8_cache(b"not json", Some(none)));
     }
 
     #[test]

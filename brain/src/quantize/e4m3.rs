@@ -19,6 +19,12 @@ pub fn encode(x: f32) -> u32 {
     if x < 1.0 / 64.0 { steps } else { normal }
 }
 
+/// The nearest code of any number, likewise; never a NaN's.
+#[inline(always)]
+pub fn encode_signed(x: f32) -> u8 {
+    (encode(x.abs()) | (x.to_bits() >> 24 & 0x80)) as u8
+}
+
 /// The number of a code from 0 to 126.
 #[inline(always)]
 pub fn decode(code: u32) -> f32 {
@@ -40,6 +46,16 @@ mod tests {
         }
         assert_eq!(encode(f32::MAX), MAX_CODE);
         assert_eq!(encode(1e-30), 0);
+        for (x, code) in [
+            (-1.0, 0xb8),
+            (-0.0, 0x80),
+            (-500.0, 0xfe),
+            (f32::NEG_INFINITY, 0xfe),
+            (f32::INFINITY, 0x7e),
+        ] {
+            assert_eq!(encode_signed(x), code, "{x}");
+        }
+        assert!(encode_signed(f32::NAN) & 0x7f != 0x7f);
     }
 
     #[test]

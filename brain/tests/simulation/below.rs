@@ -6,8 +6,9 @@ use std::collections::HashMap;
 use brain::{
     backend::{
         Executor as _,
-        fake::{FakeExecutor, SLOT_BYTES},
+        fake::{FakeExecutor, slot_bytes},
     },
+    model::kv_dtype::KvDtype,
     sched::{
         below::{Below, Dropped, Found},
         image::{AnchorImage, Restored},
@@ -40,6 +41,7 @@ impl Heap {
 pub struct AtHand<'a> {
     pub heap: &'a mut Heap,
     pub device: &'a mut FakeExecutor,
+    pub kv: KvDtype,
     pub stride: usize,
 }
 
@@ -107,7 +109,8 @@ impl Below for AtHand<'_> {
             self.device.load_blocks(Group::Full, blocks, bytes).unwrap();
         }
         let blocks = &restored.blocks;
-        let tail = blocks.tail.len() * self.device.limits().full_block_size * SLOT_BYTES;
+        let slots = blocks.tail.len() * self.device.limits().full_block_size;
+        let tail = slots * slot_bytes(self.kv);
         let (tail, window) = own.split_at(tail);
         self.device
             .load_blocks(Group::Full, &blocks.tail, tail)

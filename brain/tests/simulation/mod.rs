@@ -17,6 +17,7 @@ use brain::{
         Executor, Limits,
         fake::{FakeExecutor, FakeOptions},
     },
+    model::kv_dtype::KvDtype,
     sched::{
         fair::Priority,
         image::AnchorImage,
@@ -39,6 +40,8 @@ pub struct World {
     pub config: SchedConfig,
     pub right: f64,
     pub repeats: f64,
+    /// How the device stores slots.
+    pub kv: KvDtype,
     /// Anchors that what lies below the device can hold; 0: nothing lies there.
     pub below: usize,
 }
@@ -101,11 +104,22 @@ pub fn world() -> impl Strategy<Value = World> {
         1usize..7,
         1usize..14,
         0usize..9,
-        (0.0..=1.0f64, prop::sample::select(vec![0.0, 0.0, 0.9, 1.0])),
+        (
+            0.0..=1.0f64,
+            prop::sample::select(vec![0.0, 0.0, 0.9, 1.0]),
+            prop::sample::select(vec![KvDtype::Bf16, KvDtype::Fp8]),
+        ),
         prop::sample::select(vec![0usize, 2, 30]),
     )
         .prop_flat_map(
-            |(full_block_size, sliding_block_size, window, max_drafts, (right, repeats), below)| {
+            |(
+                full_block_size,
+                sliding_block_size,
+                window,
+                max_drafts,
+                (right, repeats, kv),
+                below,
+            )| {
                 let stride = full_block_size * sliding_block_size;
                 let sliding_least = (window + stride).div_ceil(sliding_block_size) + 2;
                 let sizes = (
@@ -150,6 +164,7 @@ pub fn world() -> impl Strategy<Value = World> {
                             },
                             right,
                             repeats,
+                            kv,
                             below,
                         }
                     },
@@ -515,6 +530,7 @@ impl Simulation {
         let mut below = below::AtHand {
             heap: &mut self.heap,
             device: &mut self.fake,
+            kv: self.world.kv,
             stride,
         };
         let Some(step) = self.scheduler.plan_over(now, &mut below) else {
@@ -594,6 +610,7 @@ fn device(world: &World) -> FakeExecutor {
         limits: world.limits.clone(),
         right: world.right,
         repeats: world.repeats,
+        kv: world.kv,
         ..FakeOptions::default()
     })
 }
@@ -612,6 +629,7 @@ pub fn roomy() -> World {
         limits: FakeOptions::default().limits,
         config: SchedConfig::default(),
         right: 0.7,
+        kv: KvDtype::Bf16,
         repeats: 0.0,
         below: 0,
     }

@@ -48,3 +48,25 @@ pub fn golden(name: &str) -> Golden {
             .collect(),
     }
 }
+
+/// The same with keys and values stored in FP8 (see tests/goldens/fp8.py), and the scales of keys
+/// and of values by layer; those of keys are 0 where a layer stores none.
+pub fn golden_fp8(name: &str) -> (Golden, Vec<(f32, f32)>) {
+    let plain = golden(name);
+    let bytes = std::fs::read(plain.folder.join("golden_fp8.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let floats = |name: &str| -> Vec<f32> {
+        let data = file.tensor(name).unwrap().data().to_vec();
+        data.chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect()
+    };
+    let logits = floats("logits");
+    let width = file.tensor("logits").unwrap().shape()[1];
+    let golden = Golden {
+        logits: logits.chunks(width).map(<[f32]>::to_vec).collect(),
+        ..plain
+    };
+    let scales = floats("k_scale").into_iter().zip(floats("v_scale"));
+    (golden, scales.collect())
+}

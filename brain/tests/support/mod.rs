@@ -14,6 +14,7 @@ use std::{
 pub mod bits;
 pub mod golden;
 pub mod grown;
+pub mod scaled;
 pub mod sparse;
 
 use brain::{
@@ -38,19 +39,29 @@ pub fn golden_folder(name: &str) -> PathBuf {
 /// A copy of a golden checkpoint with every fp32 tensor rounded to bf16.
 pub fn bf16_copy(name: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
-    round_folder(&golden_folder(name), copy.path());
+    copy_folder(&golden_folder(name), copy.path(), &round_file);
     copy
 }
 
-fn round_folder(from: &Path, to: &Path) {
+/// A copy of a golden checkpoint as it is.
+pub fn plain_copy(name: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    copy_folder(&golden_folder(name), copy.path(), &|from, to| {
+        std::fs::copy(from, to).unwrap();
+    });
+    copy
+}
+
+/// Copies a folder, files of tensors by `tensors`.
+fn copy_folder(from: &Path, to: &Path, tensors: &dyn Fn(&Path, &Path)) {
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         let target = to.join(path.file_name().unwrap());
         if path.is_dir() {
             std::fs::create_dir(&target).unwrap();
-            round_folder(&path, &target);
+            copy_folder(&path, &target, tensors);
         } else if path.extension().is_some_and(|e| e == "safetensors") {
-            round_file(&path, &target);
+            tensors(&path, &target);
         } else {
             std::fs::copy(&path, &target).unwrap();
         }

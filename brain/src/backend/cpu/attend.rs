@@ -2,7 +2,9 @@
 //!
 //! A query's arithmetic: each score is one chain over the head's elements; the maximum is exact;
 //! weights are summed in sixteen lanes by absolute position, and rounded to bf16 where activations
-//! are; each output element is one chain over the visible keys in order. None of it knows how many
+//! are; each output element is one chain over the visible keys in order. Chains over codes of FP8
+//! are over the codes' numbers; the scale of keys multiplies a score, the scale of values a sum (that
+//! is, one over the weights' sum before it). None of it knows how many
 //! queries are computed together, how the prompt was cut, or which thread works. Slots outside a
 //! query's own range never enter a chain, so that what another sequence left in a page cannot be
 //! seen.
@@ -10,6 +12,7 @@
 #![allow(unsafe_code, reason = "vector kernels")]
 
 use super::{
+    codes::{SingleCode, WordCode},
     kv::{BLOCK, CacheLayer, Pages, Stored, value_width},
     memory::Buf,
     mix::Mix,
@@ -165,6 +168,8 @@ impl Kernel for Piece<'_> {
         match &job.cache.pages {
             Pages::Bf16(data) => self.run_form::<V, u16>(data),
             Pages::F32(data) => self.run_form::<V, f32>(data),
+            Pages::Fp8Words(data) => self.run_form::<V, WordCode>(data),
+            Pages::Fp8Singles(data) => self.run_form::<V, SingleCode>(data),
         }
     }
 }
@@ -230,22 +235,31 @@ impl Piece<'_> {
         let scores = &mut room.scores[..count * length];
         for number in (first..last).step_by(TILES) {
             let together = TILES.min(last - number);
+            let scores = &mut scores[(number - first) * BLOCK..];
+            let inputs = &inputs[..count];
+            let Some(maker) = &job.cache.key_maker else {
+                let mut pages = [std::ptr::null(); TILES];
+                for (i, page) in pages.iter_mut().enumerate().take(together) {
+                    let (k, _) = tiles(number + i);
+                    *page = data[k..k + dim * BLOCK].as_ptr();
+                }
+                score::<V, F>(inputs, &pages[..together], dim, scores, length);
+                continue;
+            };
             let mut pages = [std::ptr::null(); TILES];
             let formed = F::keys(&mut room.keys_bf16, &mut room.keys_f32);
             for (i, page) in pages.iter_mut().enumerate().take(together) {
-                let (k, v) = tiles(number + i);
-                *page = match &job.cache.key_maker {
-                    None => data[k..k + dim * BLOCK].as_ptr(),
-                    Some(maker) => {
-                        let key = &mut formed[i * dim * BLOCK..(i + 1) * dim * BLOCK];
-                        let values = &data[v..v + BLOCK * value_width(dim)];
-                        form_keys(values, dim, (number + i) * BLOCK, maker, job.round, key);
-                        key.as_ptr()
-                    }
-                };
+                let (_, v) = tiles(number + i);
+                let key = &mut formed[i * dim * BLOCK..(i + 1) * dim * BLOCK];
+                let values = &data[v..v + BLOCK * value_width(dim)];
+                form_keys(values, dim, (number + i) * BLOCK, maker, job.round, key);
+                *page = key.as_ptr();
             }
-            let scores = &mut scores[(number - first) * BLOCK..];
-            score::<V, F>(&inputs[..count], &pages[..together], dim, scores, length);
+            score::<V, F::Formed>(inputs, &pages[..together], dim, scores, length);
+        }
+        let scale = job.cache.score_scale();
+        if scale != 1.0 {
+            scores.iter_mut().for_each(|score| *score *= scale);
         }
 
         let mut inverse = [0.0; GROUP];
@@ -255,7 +269,7 @@ impl Piece<'_> {
         for (i, (scores, words)) in parts.zip(rooms).enumerate() {
             let q = &queries[i];
             let range = q.start - first * BLOCK..q.end - first * BLOCK;
-            inverse[i] = 1.0 / soften(scores, range, job.round);
+            inverse[i] = job.cache.scales.value / soften(scores, range, job.round);
             weights[i] = F::inputs(scores, words);
         }
         let page = |number: usize| data[tiles(number).1..].as_ptr();
@@ -281,7 +295,7 @@ fn form_keys<F: Stored>(
     position: usize,
     maker: &super::kv::KeyMaker,
     round: bool,
-    keys: &mut [F],
+    keys: &mut [F::Formed],
 ) {
     let mut key = [0.0; crate::model::config::MAX_HEAD];
     let key = &mut key[..dim];
@@ -291,7 +305,8 @@ fn form_keys<F: Stored>(
         }
         maker.rope.turn(position + slot, key);
         for (d, k) in key.iter().enumerate() {
-            keys[F::key_place(d, slot)] = F::narrow(if round { round_bf16(*k) } else { *k });
+            let k = if round { round_bf16(*k) } else { *k };
+            keys[F::key_place(d, slot)] = F::Formed::stored(k, 1.0);
         }
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     backend::Limits,
     model::{
         LoadedModel,
+        kv_dtype::KvDtype,
         plan::{Kind, Plan},
     },
 };
@@ -16,9 +17,9 @@ const MODERATE_LENGTH: usize = 4096;
 pub(super) fn limits(
     model: &LoadedModel,
     options: &CpuOptions,
-    bf16: bool,
+    kv: KvDtype,
 ) -> Result<Limits, CpuError> {
-    let need = Need::new(&model.plan, options, bf16)?;
+    let need = Need::new(&model.plan, options, kv)?;
     let (full_blocks, sliding_blocks) = need.blocks(options.kv_memory)?;
     let max_drafts = match &model.drafter {
         None => 0,
@@ -49,8 +50,8 @@ pub fn auto_kv_memory(
     options: &CpuOptions,
     free: u64,
 ) -> Result<usize, CpuError> {
-    let bf16 = super::computes_in_bf16(model);
-    let need = Need::new(&model.plan, options, bf16)?;
+    let kv = super::kv_dtype(model, options)?;
+    let need = Need::new(&model.plan, options, kv)?;
     let weights = weight_bytes(model);
     let share = usize::try_from(free.saturating_sub(weights) / 2).unwrap_or(usize::MAX);
     let wanted = need.wanted();
@@ -102,7 +103,7 @@ struct Need {
 }
 
 impl Need {
-    fn new(plan: &Plan, options: &CpuOptions, bf16: bool) -> Result<Self, CpuError> {
+    fn new(plan: &Plan, options: &CpuOptions, kv: KvDtype) -> Result<Self, CpuError> {
         let bad = |option: &'static str, problem: String| CpuError::Option { option, problem };
         if options.max_seqs == 0 || options.max_seqs > 4096 {
             return Err(bad(
@@ -126,7 +127,7 @@ impl Need {
                 return Err(bad("max-model-len", problem));
             }
         };
-        let element = if bf16 { 2 } else { 4 };
+        let element = kv.bytes();
         let whole = length.div_ceil(kv::BLOCK);
         let window = (plan.window + options.max_rows + MAX_DRAFTS).div_ceil(kv::BLOCK) + 2;
         Ok(Self {
@@ -224,12 +225,14 @@ mod tests {
                 kv_memory: all,
                 ..options()
             },
-            false,
+            KvDtype::F32,
         )
         .unwrap();
         assert!(limits.full_blocks >= limits.max_model_len.div_ceil(limits.full_block_size));
         let weights = weight_bytes(&model);
-        let least = Need::new(&model.plan, &options(), false).unwrap().least();
+        let least = Need::new(&model.plan, &options(), KvDtype::F32)
+            .unwrap()
+            .least();
         let tight = auto_kv_memory(&model, &options(), weights + 2 * least as u64 + 1000).unwrap();
         assert_eq!(tight, least + 500);
     }
@@ -237,7 +240,7 @@ mod tests {
     #[test]
     fn too_little_memory_is_refused_with_a_length_that_fits() {
         let model = golden("31b");
-        let need = Need::new(&model.plan, &options(), false).unwrap();
+        let need = Need::new(&model.plan, &options(), KvDtype::F32).unwrap();
         let free = weight_bytes(&model) + 2 * need.least() as u64 - 2;
         let message = auto_kv_memory(&model, &options(), free)
             .unwrap_err()
@@ -264,13 +267,13 @@ mod tests {
     #[test]
     fn the_stated_least_is_enough_and_one_byte_less_is_not() {
         let model = golden("e4b");
-        let need = Need::new(&model.plan, &options(), false).unwrap();
+        let need = Need::new(&model.plan, &options(), KvDtype::F32).unwrap();
         let with = |kv_memory| {
             let options = CpuOptions {
                 kv_memory,
                 ..options()
             };
-            limits(&model, &options, false)
+            limits(&model, &options, KvDtype::F32)
         };
         let limits = with(need.least()).unwrap();
         assert_eq!(

@@ -21,7 +21,7 @@ pub(super) struct Mix<'a, F: Stored> {
     /// A multiple of the page size.
     pub(super) first: usize,
     pub(super) dim: usize,
-    /// One over the sum of each query's weights.
+    /// One over the sum of each query's weights, times the scale of the values.
     pub(super) inverse: [f32; GROUP],
     pub(super) out: &'a Shards<f32>,
     pub(super) stride: usize,

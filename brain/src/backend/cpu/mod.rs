@@ -7,6 +7,7 @@ mod attend;
 mod budget;
 mod clusters;
 mod coded;
+mod codes;
 mod decode;
 mod elementwise;
 mod expand;
@@ -33,8 +34,15 @@ use budget::limits;
 use super::{ExecError, Executor, Limits, Lost, arena::Arena, ops::Rows};
 use crate::{
     model::{
-        LoadedModel, checkpoint::Dtype, drafter::Drafter, fingerprint::Fingerprint, gemma::Gemma,
-        names::NameError, plan::Kind, weight::Form,
+        LoadedModel,
+        checkpoint::Dtype,
+        drafter::Drafter,
+        fingerprint::Fingerprint,
+        gemma::Gemma,
+        kv_dtype::{KvChoice, KvDtype},
+        names::NameError,
+        plan::Kind,
+        weight::Form,
     },
     sched::types::{BlockId, Group, SeqOutput, Step, StepOutput},
 };
@@ -65,6 +73,8 @@ pub struct CpuOptions {
     pub max_rows: usize,
     /// Drafts per round at most, up to [`MAX_DRAFTS`]; without a drafter there are none.
     pub max_drafts: usize,
+    /// How keys and values are stored.
+    pub kv_dtype: KvChoice,
     /// Vector instructions; `None` is the best there is.
     pub level: Option<Level>,
 }
@@ -79,6 +89,7 @@ impl Default for CpuOptions {
             max_seqs: 8,
             max_rows: 256,
             max_drafts: MAX_DRAFTS,
+            kv_dtype: KvChoice::Auto,
             level: None,
         }
     }
@@ -117,7 +128,8 @@ impl CpuExecutor {
     pub fn new(model: LoadedModel, options: &CpuOptions) -> Result<Self, CpuError> {
         let level = level(options)?;
         let bf16 = computes_in_bf16(&model);
-        let limits = limits(&model, options, bf16)?;
+        let kv = kv_dtype(&model, options)?;
+        let limits = limits(&model, options, kv)?;
         let threads = match options.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             n => n.min(256),
@@ -139,22 +151,18 @@ impl CpuExecutor {
             .map(|l| l.head_dim)
             .max()
             .unwrap_or(0);
-        let mut ops = CpuOps::new(
-            Pool::bound(threads, &options.cpus)?,
-            level,
-            bf16,
-            sizes,
-            head_dim,
-        );
+        let pool = Pool::bound(threads, &options.cpus)?;
+        let mut ops = CpuOps::new(pool, level, (bf16, kv), sizes, head_dim);
         let gemma = Gemma::new(&mut ops, &model.plan, &model.weights);
         let drafter = (limits.max_drafts > 0)
             .then_some(model.drafter.as_ref())
             .flatten()
             .map(|d| Drafter::new(&mut ops, &d.plan, &d.weights));
-        let fingerprint = model
-            .reading
-            .digest()?
-            .with_recipe(&recipe(bf16, &model.weights.forms()));
+        let fingerprint =
+            model
+                .reading
+                .digest()?
+                .with_recipe(&recipe(bf16, kv, &model.weights.forms()));
         Ok(Self {
             ops,
             limits,
@@ -182,14 +190,27 @@ impl CpuExecutor {
 }
 
 /// How this back end computes, for the fingerprint.
-fn recipe(bf16: bool, forms: &[Form]) -> String {
+fn recipe(bf16: bool, kv: KvDtype, forms: &[Form]) -> String {
     let activations = if bf16 { "bf16" } else { "fp32" };
     let weights: Vec<String> = forms.iter().map(Form::to_string).collect();
     let weights = weights.join("+");
     format!(
         "numeric {NUMERIC_VERSION}; cpu; activations {activations}; weights {weights}; \
-         kv {activations}; tp 1"
+         kv {kv}; tp 1"
     )
+}
+
+/// How keys and values of a model are stored under these options.
+fn kv_dtype(model: &LoadedModel, options: &CpuOptions) -> Result<KvDtype, CpuError> {
+    let own = match computes_in_bf16(model) {
+        true => KvDtype::Bf16,
+        false => KvDtype::F32,
+    };
+    let resolved = options.kv_dtype.resolve(own, model.asks_for_fp8_cache);
+    resolved.map_err(|problem| CpuError::Option {
+        option: "kv-cache-dtype",
+        problem,
+    })
 }
 
 fn level(options: &CpuOptions) -> Result<Level, CpuError> {
@@ -203,7 +224,7 @@ fn level(options: &CpuOptions) -> Result<Level, CpuError> {
     }
 }
 
-/// Whether activations, keys and values are bf16: those of a model whose table is.
+/// Whether activations are bf16: those of a model whose table is.
 fn computes_in_bf16(model: &LoadedModel) -> bool {
     model.weights.embed.dtype() == Dtype::BF16
 }

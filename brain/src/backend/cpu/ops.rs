@@ -14,7 +14,7 @@ use super::{
         AddNormRow, CapRow, LayerInputRow, Norm, NormRow, ScaleRow, StoreRow, TurnHeads,
     },
     experts::Experts,
-    kv::{BLOCK, CacheLayer, KeyMaker, Pages},
+    kv::{BLOCK, CacheLayer, KeyMaker},
     memory::Buf,
     panel::{Matrix, Words},
     pool::{Pool, Shards},
@@ -28,6 +28,8 @@ use crate::{
         ops::{HeadShape, Ops, Rows},
     },
     model::{
+        kv_dtype::KvDtype,
+        kv_scales::KvScales,
         plan::{Kind, Moe, Rope},
         weights::{MoeWeights, Weight},
     },
@@ -56,6 +58,7 @@ pub(super) struct Sizes {
 pub(super) struct CpuOps {
     pub(super) pool: Pool,
     pub(super) mode: Mode,
+    kv: KvDtype,
     pub(super) sizes: Sizes,
     pub(super) arena: Arena,
     caches: Vec<CacheLayer>,
@@ -70,12 +73,20 @@ pub(super) struct CpuOps {
 pub(super) struct CacheId(usize);
 
 impl CpuOps {
-    pub(super) fn new(pool: Pool, level: Level, bf16: bool, sizes: Sizes, head_dim: usize) -> Self {
+    /// `bf16`: what activations are; `kv`: what keys and values are stored as.
+    pub(super) fn new(
+        pool: Pool,
+        level: Level,
+        (bf16, kv): (bool, KvDtype),
+        sizes: Sizes,
+        head_dim: usize,
+    ) -> Self {
         let threads = pool.threads();
         let scratch = || AttendScratch::new(sizes.positions, head_dim);
         Self {
             pool,
             mode: Mode { level, round: bf16 },
+            kv,
             sizes,
             arena: Arena::default(),
             caches: Vec::new(),
@@ -88,12 +99,7 @@ impl CpuOps {
     }
 
     pub(super) fn poison_pages(&mut self) {
-        for cache in &mut self.caches {
-            match &mut cache.pages {
-                Pages::Bf16(data) => data.fill(0x7fc0),
-                Pages::F32(data) => data.fill(f32::NAN),
-            }
-        }
+        self.caches.iter_mut().for_each(CacheLayer::poison);
     }
 
     /// The layers whose pages are in the pool of a kind.
@@ -211,7 +217,12 @@ impl Ops for CpuOps {
         table
     }
 
-    fn cache(&mut self, shape: HeadShape, values_only: Option<(&Weight, &Rope)>) -> CacheId {
+    fn cache(
+        &mut self,
+        shape: HeadShape,
+        values_only: Option<(&Weight, &Rope)>,
+        scales: KvScales,
+    ) -> CacheId {
         let key_maker = values_only.map(|(weight, rope)| KeyMaker {
             weight: weight.to_vec(),
             rope: self.rope(rope, shape.head_dim),
@@ -220,8 +231,9 @@ impl Ops for CpuOps {
             Kind::Full => self.sizes.full_blocks,
             Kind::Sliding => self.sizes.sliding_blocks,
         };
-        self.caches
-            .push(CacheLayer::new(shape, key_maker, blocks, self.mode.round));
+        let form = (self.kv, scales);
+        let layer = CacheLayer::new(shape, key_maker, blocks, form, self.mode.round);
+        self.caches.push(layer);
         CacheId(self.caches.len() - 1)
     }
 

@@ -14,6 +14,8 @@ use crate::{
     backend::{Limits, arena::Arena, ops::HeadShape},
     model::{
         checkpoint::Checkpoint,
+        kv_dtype::KvDtype,
+        kv_scales::KvScales,
         names::Unused,
         plan::Kind,
         weight::{Weight, linear},
@@ -102,11 +104,12 @@ pub struct AttentionProbe {
 }
 
 impl AttentionProbe {
-    /// `rows` queries at the end of `context` positions, all of them full of ones.
+    /// `rows` queries at the end of `context` positions, whose keys and values are zeros.
     pub fn new(
         shape: HeadShape,
         rows: usize,
         context: usize,
+        kv: KvDtype,
         threads: usize,
         level: Level,
     ) -> std::io::Result<Self> {
@@ -147,7 +150,7 @@ impl AttentionProbe {
         let pool = Pool::new(threads)?;
         Ok(Self {
             arena,
-            cache: CacheLayer::new(shape, None, blocks, true),
+            cache: CacheLayer::new(shape, None, blocks, (kv, KvScales::default()), true),
             scratch: (0..pool.threads())
                 .map(|_| Scratch::new(context, shape.head_dim))
                 .collect(),

@@ -28,7 +28,7 @@ use marathon_kernels::device::{Device, DeviceError};
 
 use super::{ExecError, Executor, Limits, Lost, arena::Arena};
 use crate::{
-    model::{LoadedModel, fingerprint::Fingerprint, names::NameError},
+    model::{LoadedModel, fingerprint::Fingerprint, kv_dtype::KvChoice, names::NameError},
     sched::types::{BlockId, Group, Step, StepOutput},
 };
 use form::Form;
@@ -58,6 +58,8 @@ pub struct CudaOptions {
     pub kv_memory: Option<usize>,
     /// Share of the card's memory that may be used in all.
     pub memory_share: f64,
+    /// How keys and values are stored; FP8 is refused, and is bf16 where it was not asked for.
+    pub kv_dtype: KvChoice,
     /// Rounds as recorded graphs; single launches otherwise. It changes no bit.
     pub graphs: bool,
     /// A step that takes longer is given up, and the card with it.
@@ -78,6 +80,7 @@ impl Default for CudaOptions {
             max_drafts: MAX_DRAFTS,
             kv_memory: None,
             memory_share: 0.9,
+            kv_dtype: KvChoice::Auto,
             graphs: true,
             step_limit: Duration::from_secs(60),
             random_weights: false,
@@ -148,6 +151,12 @@ pub enum Fault {
 impl CudaExecutor {
     /// Opens the card, plans its memory and brings the weights there.
     pub fn new(model: Arc<LoadedModel>, options: &CudaOptions) -> Result<Self, CudaError> {
+        if options.kv_dtype == KvChoice::Fp8 {
+            return Err(CudaError::Option {
+                option: "kv-cache-dtype",
+                problem: "fp8: cards have kernels for bf16 only; give auto or bf16".into(),
+            });
+        }
         let form = Form::of(&model).map_err(CudaError::Model)?;
         let device = Arc::new(Device::open(options.ordinal)?);
         let capability = device.capability()?;

@@ -20,6 +20,7 @@ use super::{
 use crate::{
     backend::ops::{HeadShape, Ops, Rows},
     model::{
+        kv_scales::KvScales,
         plan::{Kind, Moe, Rope},
         weights::{MoeWeights, Weight},
     },
@@ -93,7 +94,12 @@ impl Ops for CudaOps {
         self.turns(rope, head_dim)
     }
 
-    fn cache(&mut self, shape: HeadShape, values_only: Option<(&Weight, &Rope)>) -> Cache {
+    fn cache(
+        &mut self,
+        shape: HeadShape,
+        values_only: Option<(&Weight, &Rope)>,
+        _: KvScales,
+    ) -> Cache {
         let key = values_only.map(|(weight, rope)| {
             let norm = weights::floats(&mut self.card, &weight.to_vec());
             (norm, self.turns(rope, shape.head_dim))
