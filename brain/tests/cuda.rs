@@ -8,6 +8,9 @@
 
 mod support;
 
+#[path = "cuda/fp8.rs"]
+mod fp8;
+
 use std::{
     path::Path,
     sync::Arc,
@@ -21,7 +24,7 @@ use brain::{
         cuda::{CudaExecutor, CudaOptions, Fault},
     },
     demo,
-    model::{self, LoadedModel},
+    model::{self, LoadedModel, kv_dtype::KvChoice},
     quantize::{
         self,
         layout::{Format, Recipe},
@@ -141,13 +144,29 @@ fn same_tokens_in_fp32(name: &str) {
 
 /// Logits of a bf16 checkpoint along one path, card against processor.
 fn near_the_processor(name: &str, model: &dyn Fn() -> LoadedModel, tokens: &[TokenId], most: f32) {
+    near_with(KvChoice::Auto, name, model, tokens, most);
+}
+
+/// The same with a cache of some form on both.
+fn near_with(
+    kv_dtype: KvChoice,
+    name: &str,
+    model: &dyn Fn() -> LoadedModel,
+    tokens: &[TokenId],
+    most: f32,
+) {
     // The widest of them has pages of a megabyte.
     let here = CpuOptions {
         kv_memory: 512 << 20,
+        kv_dtype,
         ..options()
     };
+    let there = CudaOptions {
+        kv_dtype,
+        ..small()
+    };
     let mut here = CpuExecutor::new(model(), &here).unwrap();
-    let mut there = CudaExecutor::new(Arc::new(model()), &small()).unwrap();
+    let mut there = CudaExecutor::new(Arc::new(model()), &there).unwrap();
     let (mut worst, mut sum, mut count) = (0.0f32, 0.0f64, 0usize);
     let (mut same, mut near) = (0usize, 0usize);
     let mut a = Sequence::new(&here, 0, params(0.0));
@@ -436,43 +455,49 @@ fn a_card_that_hangs_is_given_up() {
 #[ignore = "needs a card"]
 fn saved_blocks_go_on_in_another_executor() {
     let mut compared = 0;
-    let options = CudaOptions {
-        kv_memory: Some(96 << 20),
-        ..small()
-    };
     for name in VARIANTS {
         let folder = grown(name, factor(name));
-        let mut first = card(folder.path(), &options);
-        let mut second = card(folder.path(), &options);
-        let limits = first.limits().clone();
-        for request in requests() {
-            let expected = bits(&lone(&mut first, &request));
-            let mut s = Sequence::new(&first, 0, request);
-            s.generate(&mut first, &prompt(0), COUNT / 2, 3);
-            for (group, count, size) in [
-                (Group::Full, limits.full_blocks, limits.full_block_bytes),
-                (
-                    Group::Sliding,
-                    limits.sliding_blocks,
-                    limits.sliding_block_bytes,
-                ),
-            ] {
-                let blocks: Vec<BlockId> = (0..count as u32).map(BlockId).collect();
-                let mut bytes = Vec::new();
-                first.save_blocks(group, &blocks, &mut bytes).unwrap();
-                assert_eq!(bytes.len(), count * size, "{name}");
-                second.load_blocks(group, &blocks, &bytes).unwrap();
-                let short = second.load_blocks(group, &blocks, &bytes[4..]).unwrap_err();
-                let beyond = [BlockId(count as u32)];
-                let outside = second.save_blocks(group, &beyond, &mut bytes).unwrap_err();
-                assert_eq!([short.lost, outside.lost], [Lost::Nothing; 2]);
-            }
-            s.go_on(&mut second, prompt(0).len(), COUNT, 3);
-            assert_eq!(bits(&s.emitted), expected, "{name}");
-            compared += 1;
-        }
+        compared += goes_on_elsewhere(name, folder.path(), &small());
     }
     println!("{compared} generations compared");
+}
+
+fn goes_on_elsewhere(name: &str, folder: &Path, options: &CudaOptions) -> usize {
+    let options = CudaOptions {
+        kv_memory: Some(96 << 20),
+        ..options.clone()
+    };
+    let mut first = card(folder, &options);
+    let mut second = card(folder, &options);
+    let limits = first.limits().clone();
+    let mut compared = 0;
+    for request in requests() {
+        let expected = bits(&lone(&mut first, &request));
+        let mut s = Sequence::new(&first, 0, request);
+        s.generate(&mut first, &prompt(0), COUNT / 2, 3);
+        for (group, count, size) in [
+            (Group::Full, limits.full_blocks, limits.full_block_bytes),
+            (
+                Group::Sliding,
+                limits.sliding_blocks,
+                limits.sliding_block_bytes,
+            ),
+        ] {
+            let blocks: Vec<BlockId> = (0..count as u32).map(BlockId).collect();
+            let mut bytes = Vec::new();
+            first.save_blocks(group, &blocks, &mut bytes).unwrap();
+            assert_eq!(bytes.len(), count * size, "{name}");
+            second.load_blocks(group, &blocks, &bytes).unwrap();
+            let short = second.load_blocks(group, &blocks, &bytes[4..]).unwrap_err();
+            let beyond = [BlockId(count as u32)];
+            let outside = second.save_blocks(group, &beyond, &mut bytes).unwrap_err();
+            assert_eq!([short.lost, outside.lost], [Lost::Nothing; 2]);
+        }
+        s.go_on(&mut second, prompt(0).len(), COUNT, 3);
+        assert_eq!(bits(&s.emitted), expected, "{name}");
+        compared += 1;
+    }
+    compared
 }
 
 /// Steps of the released sizes with random weights: the time of a token, and of a round of
@@ -481,49 +506,54 @@ fn saved_blocks_go_on_in_another_executor() {
 #[ignore = "needs a card and measures"]
 fn step_times_of_released_sizes() {
     for name in ["e4b", "26b", "31b"] {
-        let options = CudaOptions {
-            max_seqs: 1,
-            max_rows: 64,
-            max_model_len: 65_536,
-            random_weights: true,
-            ..CudaOptions::default()
-        };
-        let begin = Instant::now();
-        let model = Arc::new(support::sparse::model(name, demo_model()));
-        let mut executor = CudaExecutor::new(model, &options).unwrap();
-        println!(
-            "{name}: {} in {:.1} s: {}",
-            executor.name(),
-            begin.elapsed().as_secs_f32(),
-            executor.memory()
-        );
-        for context in [1024, 16_384, 50_000] {
-            let mut times = Vec::new();
-            for (rows, drafts) in [(1, 0), (5, 4), (9, 8)] {
-                let mut s = Sequence::new(&executor, 0, params(0.0));
-                s.cached = context;
-                let mut steps = Vec::new();
-                for _ in 0..12 {
-                    let sample = s.sample(rows - 1, drafts);
-                    let step = s.step(&vec![7; rows], Some(sample));
-                    let begin = Instant::now();
-                    executor.run(&Step { seqs: vec![step] }).unwrap();
-                    steps.push(begin.elapsed().as_secs_f64() * 1e3);
-                }
-                // The first ones record and warm up.
-                let mut steady = steps.split_off(4);
-                steady.sort_by(f64::total_cmp);
-                times.push(format!(
-                    "{rows} rows + {drafts} drafts {:.3} ms (recorded in {:.0} ms)",
-                    steady[steady.len() / 2],
-                    steps[0]
-                ));
+        step_times(name, KvChoice::Auto, &[1024, 16_384, 50_000]);
+    }
+}
+
+fn step_times(name: &str, kv_dtype: KvChoice, contexts: &[usize]) {
+    let options = CudaOptions {
+        max_seqs: 1,
+        max_rows: 64,
+        max_model_len: 65_536,
+        random_weights: true,
+        kv_dtype,
+        ..CudaOptions::default()
+    };
+    let begin = Instant::now();
+    let model = Arc::new(support::sparse::model(name, demo_model()));
+    let mut executor = CudaExecutor::new(model, &options).unwrap();
+    println!(
+        "{name}, cache {kv_dtype:?}: {} in {:.1} s: {}",
+        executor.name(),
+        begin.elapsed().as_secs_f32(),
+        executor.memory()
+    );
+    for &context in contexts {
+        let mut times = Vec::new();
+        for (rows, drafts) in [(1, 0), (5, 4), (9, 8)] {
+            let mut s = Sequence::new(&executor, 0, params(0.0));
+            s.cached = context;
+            let mut steps = Vec::new();
+            for _ in 0..12 {
+                let sample = s.sample(rows - 1, drafts);
+                let step = s.step(&vec![7; rows], Some(sample));
+                let begin = Instant::now();
+                executor.run(&Step { seqs: vec![step] }).unwrap();
+                steps.push(begin.elapsed().as_secs_f64() * 1e3);
             }
-            println!(
-                "{name} at {context} within one stream: {}",
-                times.join("; ")
-            );
+            // The first ones record and warm up.
+            let mut steady = steps.split_off(4);
+            steady.sort_by(f64::total_cmp);
+            times.push(format!(
+                "{rows} rows + {drafts} drafts {:.3} ms (recorded in {:.0} ms)",
+                steady[steady.len() / 2],
+                steps[0]
+            ));
         }
+        println!(
+            "{name}, cache {kv_dtype:?}, at {context} within one stream: {}",
+            times.join("; ")
+        );
     }
 }
 
@@ -572,4 +602,5 @@ fn small_parts_of_everything() {
     let mut t = Sequence::new(&fast, 1, request);
     t.generate(&mut fast, &prompt(0)[..12], 8, 3);
     assert_eq!(s.emitted[..8], t.emitted[..8]);
+    fp8::small_parts();
 }

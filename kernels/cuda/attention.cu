@@ -16,24 +16,31 @@
 // its sums as they are, so a row's bits do not depend on the rows beside it. A second kernel merges
 // a row's own splits in order.
 //
-// Pages: [page][kv head][keys, then values][slot][element], bf16; a page is a multiple of 32 slots.
+// Pages: [page][kv head][keys, then values][slot][element], bf16 or FP8; a page is a multiple of 32
+// slots. Half the bytes in FP8: elements j and j + D/2 are a half word (codes.cuh), so that a register
+// of codes is both halves of a chunk's fragment, of keys and of values alike. Sums are over the codes'
+// numbers; the scale of what keys are made of multiplies a score, the scale of values the result.
 // In a values-only layer (one projection for both) a page holds values alone, half the bytes, and
 // keys are formed in registers: key = turn(norm weight x value), rounded once. An element and the
 // partner it is turned with are in one lane, and every warp has as many elements that turn. The sines
 // add 512 bytes a key, shared by all heads.
 #include "abi.cuh"
+#include "codes.cuh"
 #include "math.cuh"
 #include "ptx.cuh"
 #include "splits.cuh"
 
 namespace {
 
-template <int D, int Q, bool V>
+// D elements of a head, 16 Q vectors a block; V: values alone are stored; E: in FP8.
+template <int D, int Q, bool V, bool E>
 struct Layout {
-    static constexpr int PITCH = D * 2;
+    static constexpr int PITCH = E ? D : D * 2;
     static constexpr int TILE = TILE_KEYS * PITCH;  // keys or values
-    // Mirrored in abi/attention.rs.
-    static constexpr int SLOTS = D == 512 ? (Q == 1 ? 2 : 5) : D == 256 ? (Q == 1 ? 5 : 8) : 6;
+    // Mirrored in abi/attention.rs. In FP8 as many bytes are under way.
+    static constexpr int SLOTS = (D == 512   ? (Q == 1 ? 2 : 5)
+                                  : D == 256 ? (Q == 1 ? 5 : 8)
+                                             : 6) * (E ? 2 : 1);
     // Many vectors leave room for one block: it has twice the warps.
     static constexpr int WARPS = Q == 3 && D >= 256 && !V ? 16 : 8, THREADS = WARPS * 32;
     static constexpr int COLUMNS = D / WARPS;         // of the values, a warp
@@ -65,7 +72,7 @@ static_assert(sizeof(Work) <= 48, "has room in shared memory");
 // Rows of shared memory whose 16-byte chunks are permuted by the row.
 template <int PITCH>
 __device__ __forceinline__ uint32_t chunk_at(uint32_t row, uint32_t chunk) {
-    return row * PITCH + (chunk ^ row % 8) * 16;
+    return row * PITCH + (chunk ^ (PITCH < 128 ? row / 2 % 4 : row % 8)) * 16;
 }
 
 // The vector's row and its query head.
@@ -74,35 +81,36 @@ __device__ __forceinline__ uint2 place(const Work& w, uint32_t vector) {
 }
 
 // Keys or values of a tile to a slot; `row` of the pages is the first.
-template <int D, int THREADS>
+template <int PITCH, int THREADS>
 __device__ __forceinline__ void fetch_side(const AttentionArgs& a, const Work& w, uint32_t position,
                                            uint32_t row, uint32_t slot) {
-    constexpr uint32_t CHUNKS = D / 8;
-    const uint16_t* from = reinterpret_cast<const uint16_t*>(a.kv) + static_cast<uint64_t>(row) * D +
-                           threadIdx.x * 8;
+    constexpr uint32_t CHUNKS = PITCH / 16, ALL = TILE_KEYS * CHUNKS;
+    const uint8_t* from = reinterpret_cast<const uint8_t*>(a.kv) +
+                          static_cast<uint64_t>(row) * PITCH + threadIdx.x * 16;
     const uint32_t first = position - w.low, count = w.high - w.low;
 #pragma unroll
-    for (uint32_t j = 0; j < TILE_KEYS * CHUNKS / THREADS; j++) {
+    for (uint32_t j = 0; j < (ALL + THREADS - 1) / THREADS; j++) {
         const uint32_t i = j * THREADS + threadIdx.x, key = i / CHUNKS, chunk = i % CHUNKS;
+        if (ALL < THREADS && i >= ALL) return;
         // Slots nobody sees may hold anything; as zeros they cannot make a NaN.
-        copy_async16(slot + chunk_at<D * 2>(key, chunk), from + j * THREADS * 8,
+        copy_async16(slot + chunk_at<PITCH>(key, chunk), from + j * THREADS * 16,
                      first + key < count ? 16 : 0);
     }
 }
 
 // What a warp keeps in registers for its part of the scores.
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 struct Part {
-    using L = Layout<D, Q, V>;
+    using L = Layout<D, Q, V, E>;
     uint32_t q[Q][L::MINE][4];             // fragments of the query vectors
     float norm[V ? L::MINE : 1][4];        // weights of the lower pair, of the upper pair
     float4 turn[V ? 4 / L::HALVES : 1];    // cosines and sines of the first chunk, per 8 keys
 };
 
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void load_part(const AttentionArgs& a, const Work& w,
-                                          Part<D, Q, V>& part) {
-    using L = Layout<D, Q, V>;
+                                          Part<D, Q, V, E>& part) {
+    using L = Layout<D, Q, V, E>;
     const uint32_t warp = threadIdx.x / 32 % L::PARTS, lane = threadIdx.x % 32;
     const uint16_t* q = reinterpret_cast<const uint16_t*>(a.q);
 #pragma unroll
@@ -143,10 +151,10 @@ __device__ __forceinline__ float4 turn_of(const AttentionArgs& a, const Work& w,
                                             static_cast<uint64_t>(position) * a.pairs + element);
 }
 
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void load_turns(const AttentionArgs& a, const Work& w, uint32_t position,
-                                           Part<D, Q, V>& part) {
-    using L = Layout<D, Q, V>;
+                                           Part<D, Q, V, E>& part) {
+    using L = Layout<D, Q, V, E>;
     if constexpr (V) {
         const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         const uint32_t first = L::HALVES == 1 ? 0 : warp / L::PARTS * 16;
@@ -177,12 +185,12 @@ __device__ __forceinline__ void form_key(uint32_t& low, uint32_t& high, const fl
 }
 
 // A key's two halves of sixteen elements, formed from values where only these are stored.
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void form(const AttentionArgs& a, const Work& w, uint32_t position,
-                                     const Part<D, Q, V>& part, int i, int group, uint32_t& low,
+                                     const Part<D, Q, V, E>& part, int i, int group, uint32_t& low,
                                      uint32_t& high) {
     if constexpr (V) {
-        using L = Layout<D, Q, V>;
+        using L = Layout<D, Q, V, E>;
         const uint32_t warp = threadIdx.x / 32 % L::PARTS, lane = threadIdx.x % 32;
         const uint32_t element = (warp + i * L::PARTS) * 8;
         if (i == 0)
@@ -196,12 +204,13 @@ __device__ __forceinline__ void form(const AttentionArgs& a, const Work& w, uint
 }
 
 // This warp's part of the scores of all vectors, eight keys after the other.
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void scores(const AttentionArgs& a, const Work& w, uint32_t base,
                                        uint32_t keys, uint32_t position,
-                                       const Part<D, Q, V>& part) {
-    using L = Layout<D, Q, V>;
-    constexpr int AT_ONCE = L::MINE < 2 ? 1 : 2;  // pairs of chunks that one ldmatrix brings
+                                       const Part<D, Q, V, E>& part) {
+    using L = Layout<D, Q, V, E>;
+    // Pairs of chunks that one ldmatrix brings: a matrix has both of a pair in FP8, one in bf16.
+    constexpr int AT_ONCE = E ? L::MINE : L::MINE < 2 ? 1 : 2;
     const uint32_t warp = threadIdx.x / 32 % L::PARTS, lane = threadIdx.x % 32;
     const uint32_t first = L::HALVES == 1 ? 0 : threadIdx.x / 32 / L::PARTS * 2;
 #pragma unroll(V ? 4 : 1)
@@ -210,16 +219,22 @@ __device__ __forceinline__ void scores(const AttentionArgs& a, const Work& w, ui
         const uint32_t key = (first + n) * 8;
 #pragma unroll
         for (int i = 0; i < L::MINE; i += AT_ONCE) {
-            const uint32_t chunk = warp + (i + lane / 16 % AT_ONCE) * L::PARTS;
             uint32_t k[4];
-            load_matrix4(k, keys + chunk_at<L::PITCH>(key + lane % 8,
-                                                      chunk + lane / 8 % 2 * (D / 16)));
-            form<D, Q, V>(a, w, position + key, part, i, n, k[0], k[1]);
-            if (AT_ONCE == 2) form<D, Q, V>(a, w, position + key, part, i + 1, n, k[2], k[3]);
+            if constexpr (E) {
+                const uint32_t chunk = warp + lane / 8 % AT_ONCE * L::PARTS;
+                load_matrix4(k, keys + chunk_at<L::PITCH>(key + lane % 8, chunk));
+            } else {
+                const uint32_t chunk = warp + (i + lane / 16 % AT_ONCE) * L::PARTS;
+                load_matrix4(k, keys + chunk_at<L::PITCH>(key + lane % 8,
+                                                          chunk + lane / 8 % 2 * (D / 16)));
+            }
 #pragma unroll
-            for (int q = 0; q < Q; q++) {
-                mma_bf16(s[q], part.q[q][i], k[0], k[1]);
-                if (AT_ONCE == 2) mma_bf16(s[q], part.q[q][i + AT_ONCE - 1], k[2], k[3]);
+            for (int j = 0; j < AT_ONCE; j++) {
+                uint32_t low = E ? first_codes(k[j]) : k[2 * j % 4];
+                uint32_t high = E ? second_codes(k[j]) : k[(2 * j + 1) % 4];
+                form<D, Q, V, E>(a, w, position + key, part, i + j, n, low, high);
+#pragma unroll
+                for (int q = 0; q < Q; q++) mma_bf16(s[q], part.q[q][i + j], low, high);
             }
         }
 #pragma unroll
@@ -237,10 +252,10 @@ struct State {
     float most, sum;
 };
 
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_t position,
-                                       State& state) {
-    using L = Layout<D, Q, V>;
+                                       float scale, State& state) {
+    using L = Layout<D, Q, V, E>;
     const uint32_t part = threadIdx.x % 8;
     const uint2 range = *reinterpret_cast<const uint2*>(shared + L::RANGES + vector * 8);
     float s[4] = {};
@@ -255,6 +270,7 @@ __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_
     }
 #pragma unroll
     for (int i = 0; i < 4; i++) {
+        if (E) s[i] *= scale;
         uint32_t key = position + part * 4 + i;
         if (key < range.x || key >= range.y) s[i] = MINUS_INFINITY;
     }
@@ -280,10 +296,10 @@ __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_
 }
 
 // out = out * rescale + weights x values.
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t values,
-                                    float (&out)[Q][Layout<D, Q, V>::COLUMNS / 8][4]) {
-    using L = Layout<D, Q, V>;
+                                    float (&out)[Q][Layout<D, Q, V, E>::COLUMNS / 8][4]) {
+    using L = Layout<D, Q, V, E>;
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int q = 0; q < Q; q++) {
@@ -306,9 +322,37 @@ __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t val
             load_matrix4(w[q], base + L::WEIGHTS + (q * 16 + lane % 16) * L::WEIGHT_PITCH +
                                    (step * 2 + lane / 16) * 16);
         const uint32_t key = step * 16 + lane % 16;
-        if (L::COLUMNS == 8) {
+        // Lanes 16..31 point at the next chunk, or at the same one where their matrices go unused.
+        if constexpr (E) {
+            // A chunk of codes is eight columns of either half; heads of 64 give a warp one of both.
+            constexpr int CHUNKS = L::COLUMNS < 16 ? 1 : L::COLUMNS / 16;
+#pragma unroll
+            for (int n = 0; n < CHUNKS; n += 2) {
+                uint32_t v[4];
+                const uint32_t chunk = L::COLUMNS < 16 ? warp / 2
+                                                       : warp * CHUNKS + n + (CHUNKS > 1) * (lane / 16);
+                load_matrix4_transposed(v, values + chunk_at<L::PITCH>(key, chunk));
+#pragma unroll
+                for (int c = 0; c < 2 && n + c < CHUNKS; c++) {
+                    const uint32_t upper = v[2 * c], lower = v[2 * c + 1];
+                    if (L::COLUMNS == 8) {
+                        const uint32_t u = warp % 2 ? second_codes(upper) : first_codes(upper);
+                        const uint32_t l = warp % 2 ? second_codes(lower) : first_codes(lower);
+#pragma unroll
+                        for (int q = 0; q < Q; q++) mma_bf16(out[q][0], w[q], u, l);
+                        continue;
+                    }
+                    const uint32_t u0 = first_codes(upper), l0 = first_codes(lower);
+                    const uint32_t u1 = second_codes(upper), l1 = second_codes(lower);
+#pragma unroll
+                    for (int q = 0; q < Q; q++) {
+                        mma_bf16(out[q][2 * (n + c) % (L::COLUMNS / 8)], w[q], u0, l0);
+                        mma_bf16(out[q][(2 * (n + c) + 1) % (L::COLUMNS / 8)], w[q], u1, l1);
+                    }
+                }
+            }
+        } else if (L::COLUMNS == 8) {
             uint32_t v[4];
-            // Lanes 16..31 point at the same chunk; their matrices go unused.
             load_matrix4_transposed(v, values + chunk_at<L::PITCH>(key, warp));
 #pragma unroll
             for (int q = 0; q < Q; q++) mma_bf16(out[q][0], w[q], v[0], v[1]);
@@ -326,6 +370,15 @@ __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t val
             }
         }
     }
+}
+
+// The first of a warp's eight columns number n.
+template <int D, int Q, bool V, bool E>
+__device__ __forceinline__ uint32_t column(uint32_t warp, uint32_t n) {
+    constexpr uint32_t COLUMNS = Layout<D, Q, V, E>::COLUMNS;
+    if (!E) return warp * COLUMNS + n * 8;
+    if (COLUMNS == 8) return warp % 2 * (D / 2) + warp / 2 * 8;
+    return n % 2 * (D / 2) + (warp * (COLUMNS / 16) + n / 2) * 8;
 }
 
 __device__ __forceinline__ uint32_t first_key(const AttentionArgs& a, uint32_t end) {
@@ -360,9 +413,9 @@ __device__ __forceinline__ Work work_of_block(const AttentionArgs& a) {
     return w;
 }
 
-template <int D, int Q, bool V>
+template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void attend(const AttentionArgs& a) {
-    using L = Layout<D, Q, V>;
+    using L = Layout<D, Q, V, E>;
     extern __shared__ __align__(128) uint8_t shared[];
     let_dependents_start();
     wait_for_inputs();
@@ -403,16 +456,16 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const auto bring = [&](uint32_t side) {
         const uint32_t t = side / SIDES;
         if (t < tiles)
-            fetch_side<D, L::THREADS>(a, kept, (first_tile + t) * TILE_KEYS,
+            fetch_side<L::PITCH, L::THREADS>(a, kept, (first_tile + t) * TILE_KEYS,
                                       rows[t] + side % SIDES * a.page,
                                       base + side % SLOTS * L::TILE);
         copy_commit();
     };
 #pragma unroll 1
     for (uint32_t i = 0; i < SLOTS - 1; i++) bring(i);
-    Part<D, Q, V> part;
-    load_part<D, Q, V>(a, w, part);
-    load_turns<D, Q, V>(a, w, first_tile * TILE_KEYS, part);
+    Part<D, Q, V, E> part;
+    load_part<D, Q, V, E>(a, w, part);
+    load_turns<D, Q, V, E>(a, w, first_tile * TILE_KEYS, part);
 
     float out[Q][L::COLUMNS / 8][4] = {};
     constexpr int PASSES = (L::VECTORS * 8 + L::THREADS - 1) / L::THREADS;
@@ -426,19 +479,20 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
         __syncthreads();  // keys are there; all have left the values before
         bring(t * SIDES + SLOTS - 1);
         const uint32_t values = base + (t * SIDES + SIDES - 1) % SLOTS * L::TILE;
-        scores<D, Q, V>(a, w, base, base + t * SIDES % SLOTS * L::TILE, position, part);
+        scores<D, Q, V, E>(a, w, base, base + t * SIDES % SLOTS * L::TILE, position, part);
         __syncthreads();
         if (!V) bring(t * SIDES + SLOTS);
-        load_turns<D, Q, V>(a, w, position + TILE_KEYS, part);
+        load_turns<D, Q, V, E>(a, w, position + TILE_KEYS, part);
 #pragma unroll
         for (int p = 0; p < PASSES; p++) {
             // The thread's number is asked for again: registers are scarce.
             uint32_t vector = p * (L::THREADS / 8) + thread_number() / 8;
-            if (vector < L::VECTORS) soften<D, Q, V>(shared, vector, position, state[p]);
+            if (vector < L::VECTORS)
+                soften<D, Q, V, E>(shared, vector, position, a.score_scale, state[p]);
         }
         if (!V) copy_wait<SLOTS - 1>();
         __syncthreads();  // weights and values are there
-        mix<D, Q, V>(shared, base, values, out);
+        mix<D, Q, V, E>(shared, base, values, out);
     }
     copy_wait<0>();
 
@@ -468,10 +522,10 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
         for (int half = 0; half < 2; half++) {
             uint32_t v = w.first + i * 16 + half * 8 + lane / 4;
             if (!sees(v)) continue;
-            float* to = partial + slot(v) * D + warp * L::COLUMNS + lane % 4 * 2;
+            float* to = partial + slot(v) * D + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < L::COLUMNS / 8; n++)
-                *reinterpret_cast<float2*>(to + n * 8) =
+                *reinterpret_cast<float2*>(to + column<D, Q, V, E>(warp, n)) =
                     make_float2(out[i][n][half * 2], out[i][n][half * 2 + 1]);
         }
     }
@@ -524,26 +578,38 @@ extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs
             second += value.y * scales[s];
         }
     }
-    *reinterpret_cast<uint32_t*>(out) = pack_bf16(first / sum, second / sum);
+    *reinterpret_cast<uint32_t*>(out) =
+        pack_bf16(first * a.value_scale / sum, second * a.value_scale / sum);
 }
 
-#define ATTENTION(name, dim, blocks, values_only, at_least)                                 \
-    extern "C" __global__ void                                                              \
-    __launch_bounds__(Layout<dim, blocks, values_only>::THREADS, at_least)                  \
-        name(const __grid_constant__ AttentionArgs a) {                                     \
-        attend<dim, blocks, values_only>(a);                                                \
-    }                                                                                       \
-    static_assert(Layout<dim, blocks, values_only>::BYTES <= 227 * 1024 / at_least - 1024,  \
+#define ATTENTION(name, dim, blocks, values_only, fp8, at_least)                                 \
+    extern "C" __global__ void                                                                   \
+    __launch_bounds__(Layout<dim, blocks, values_only, fp8>::THREADS, at_least)                  \
+        name(const __grid_constant__ AttentionArgs a) {                                          \
+        attend<dim, blocks, values_only, fp8>(a);                                                \
+    }                                                                                            \
+    static_assert(Layout<dim, blocks, values_only, fp8>::BYTES <= 227 * 1024 / at_least - 1024,  \
                   "fits a card");
 
-ATTENTION(attention_d64_q1, 64, 1, false, 2)
-ATTENTION(attention_d64_q3, 64, 3, false, 2)
-ATTENTION(attention_d128_q1, 128, 1, false, 2)
-ATTENTION(attention_d128_q3, 128, 3, false, 2)
-ATTENTION(attention_d256_q1, 256, 1, false, 2)
-ATTENTION(attention_d256_q3, 256, 3, false, 1)
-ATTENTION(attention_d512_q1, 512, 1, false, 2)
-ATTENTION(attention_d512_q3, 512, 3, false, 1)
+ATTENTION(attention_d64_q1, 64, 1, false, false, 2)
+ATTENTION(attention_d64_q3, 64, 3, false, false, 2)
+ATTENTION(attention_d128_q1, 128, 1, false, false, 2)
+ATTENTION(attention_d128_q3, 128, 3, false, false, 2)
+ATTENTION(attention_d256_q1, 256, 1, false, false, 2)
+ATTENTION(attention_d256_q3, 256, 3, false, false, 1)
+ATTENTION(attention_d512_q1, 512, 1, false, false, 2)
+ATTENTION(attention_d512_q3, 512, 3, false, false, 1)
 // The only head that real values-only layers have.
-ATTENTION(attention_values_d512_q1, 512, 1, true, 2)
-ATTENTION(attention_values_d512_q3, 512, 3, true, 1)
+ATTENTION(attention_values_d512_q1, 512, 1, true, false, 2)
+ATTENTION(attention_values_d512_q3, 512, 3, true, false, 1)
+
+ATTENTION(attention_fp8_d64_q1, 64, 1, false, true, 2)
+ATTENTION(attention_fp8_d64_q3, 64, 3, false, true, 2)
+ATTENTION(attention_fp8_d128_q1, 128, 1, false, true, 2)
+ATTENTION(attention_fp8_d128_q3, 128, 3, false, true, 2)
+ATTENTION(attention_fp8_d256_q1, 256, 1, false, true, 2)
+ATTENTION(attention_fp8_d256_q3, 256, 3, false, true, 1)
+ATTENTION(attention_fp8_d512_q1, 512, 1, false, true, 2)
+ATTENTION(attention_fp8_d512_q3, 512, 3, false, true, 1)
+ATTENTION(attention_values_fp8_d512_q1, 512, 1, true, true, 2)
+ATTENTION(attention_values_fp8_d512_q3, 512, 3, true, true, 1)

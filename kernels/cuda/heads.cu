@@ -6,6 +6,7 @@
 //
 // Compiled for all targets; run on Hopper.
 #include "abi.cuh"
+#include "codes.cuh"
 #include "math.cuh"
 #include "ptx.cuh"
 
@@ -47,6 +48,24 @@ template <int D>
 __device__ __forceinline__ void write_head(uint16_t* head, uint32_t lane, const Part<D>& p) {
     write_some(head + lane * Part<D>::N, p.low);
     write_some(head + D / 2 + lane * Part<D>::N, p.high);
+}
+
+// The same in FP8; `head` is half as long.
+template <int D>
+__device__ __forceinline__ void write_codes(uint16_t* head, uint32_t lane, const Part<D>& p,
+                                            float scale) {
+    constexpr int N = Part<D>::N;
+    uint32_t pairs[N];
+#pragma unroll
+    for (int i = 0; i < N; i++) pairs[i] = pack_codes(p.low[i], p.high[i], scale);
+    uint16_t* to = head + lane * N;
+    if constexpr (N == 1) {
+        to[0] = static_cast<uint16_t>(pairs[0]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < N; i += 2)
+            *reinterpret_cast<uint32_t*>(to + i) = pairs[i] | pairs[i + 1] << 16;
+    }
 }
 
 // Divided by its root mean square and multiplied by the weights, if any; rounded.
@@ -119,21 +138,24 @@ __device__ __forceinline__ void run(const HeadsArgs& a) {
     const uint32_t page =
         table[position / a.page - reinterpret_cast<const uint32_t*>(a.table_first)[seq]];
     const uint64_t slot = static_cast<uint64_t>(page) * a.kv_heads + unit;
+    // A slot of keys or of values; in FP8 of half as many half words.
+    const bool codes = a.value_scale > 0.0f;
+    const uint32_t width = codes ? D / 2 : D;
     uint16_t* pages = reinterpret_cast<uint16_t*>(a.kv);
-    uint16_t* keys = pages + (slot * 2 * a.page + position % a.page) * D;
-    uint16_t* values = a.from_values ? pages + (slot * a.page + position % a.page) * D
-                                     : keys + static_cast<uint64_t>(a.page) * D;
+    uint16_t* keys = pages + (slot * 2 * a.page + position % a.page) * width;
+    uint16_t* values = a.from_values ? pages + (slot * a.page + position % a.page) * width
+                                     : keys + static_cast<uint64_t>(a.page) * width;
 
     const uint16_t* k_at = x + (a.heads + unit) * D;
     const uint16_t* v_at = a.from_values ? k_at : k_at + a.kv_heads * D;
     Part<D> v = read_head<D>(v_at, lane);
     norm_head(v, nullptr, a.eps, lane);
-    write_head(values, lane, v);
+    codes ? write_codes(values, lane, v, a.value_scale) : write_head(values, lane, v);
     if (a.from_values) return;  // attention forms the keys
     Part<D> k = read_head<D>(k_at, lane);
     norm_head(k, reinterpret_cast<const float*>(a.k_norm), a.eps, lane);
     turn(k, turns, a.pairs, lane);
-    write_head(keys, lane, k);
+    codes ? write_codes(keys, lane, k, a.key_scale) : write_head(keys, lane, k);
 }
 
 }  // namespace

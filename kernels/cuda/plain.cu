@@ -5,6 +5,7 @@
 //
 // A row's sums have one order that depends on the width alone.
 #include "abi.cuh"
+#include "codes.cuh"
 #include "experts.cuh"
 #include "math.cuh"
 #include "ptx.cuh"
@@ -31,6 +32,19 @@ __device__ __forceinline__ float dot(const float* x, const float* w, uint32_t k)
 // 1 / sqrt(mean square + eps) of `width` numbers, by a warp.
 __device__ __forceinline__ float inverse_rms(const float* x, uint32_t width, float eps) {
     return 1.0f / sqrtf(dot(x, x, width) / static_cast<float>(width) + eps);
+}
+
+// A number of the cache: fp32, or a code of FP8.
+__device__ __forceinline__ float cached(dptr kv, uint64_t at, bool codes) {
+    return codes ? e4m3_value(reinterpret_cast<const uint8_t*>(kv)[at])
+                 : reinterpret_cast<const float*>(kv)[at];
+}
+
+__device__ __forceinline__ void cache(dptr kv, uint64_t at, float x, float scale) {
+    if (scale > 0.0f)
+        reinterpret_cast<uint8_t*>(kv)[at] = static_cast<uint8_t>(e4m3_code(x / scale));
+    else
+        reinterpret_cast<float*>(kv)[at] = x;
 }
 
 // Norms a head and turns its first pairs, in place, by a warp.
@@ -68,19 +82,18 @@ __device__ __forceinline__ void heads(const HeadsArgs& a) {
     const uint32_t page =
         table[position / a.page - reinterpret_cast<const uint32_t*>(a.table_first)[seq]];
     const uint64_t slot = static_cast<uint64_t>(page) * a.kv_heads + unit;
-    float* pages = reinterpret_cast<float*>(a.kv);
-    float* keys = pages + (slot * 2 * a.page + position % a.page) * D;
-    float* values = a.from_values ? pages + (slot * a.page + position % a.page) * D
-                                  : keys + static_cast<uint64_t>(a.page) * D;
+    const uint64_t keys = (slot * 2 * a.page + position % a.page) * D;
+    const uint64_t values = a.from_values ? (slot * a.page + position % a.page) * D
+                                          : keys + static_cast<uint64_t>(a.page) * D;
     float* k = x + (a.heads + unit) * D;
     const float* v = a.from_values ? k : k + a.kv_heads * D;
     const float inverse = inverse_rms(v, D, a.eps);
-    for (uint32_t i = lane; i < D; i += 32) values[i] = v[i] * inverse;
+    for (uint32_t i = lane; i < D; i += 32) cache(a.kv, values + i, v[i] * inverse, a.value_scale);
     if (a.from_values) return;  // attention forms the keys
     norm_head(k, D, reinterpret_cast<const float*>(a.k_norm), a.eps, turns, a.pairs);
     for (uint32_t i = lane; i < D / 2; i += 32) {  // the halves that this lane has turned itself
-        keys[i] = k[i];
-        keys[i + D / 2] = k[i + D / 2];
+        cache(a.kv, keys + i, k[i], a.key_scale);
+        cache(a.kv, keys + i + D / 2, k[i + D / 2], a.key_scale);
     }
 }
 
@@ -89,7 +102,7 @@ __device__ __forceinline__ void heads(const HeadsArgs& a) {
 template <int D, bool V>
 __device__ __forceinline__ void attend(const AttentionArgs& a) {
     __shared__ float weights[TILE_KEYS];
-    __shared__ const float* slots[TILE_KEYS];
+    __shared__ uint64_t slots[TILE_KEYS];
     let_dependents_start();
     wait_for_inputs();
     const uint4 span = reinterpret_cast<const uint4*>(a.spans)[blockIdx.z];
@@ -104,31 +117,34 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const uint32_t table_first = reinterpret_cast<const uint32_t*>(a.table_first)[span.z];
     const float* norm = reinterpret_cast<const float*>(a.k_norm);
     constexpr int PART = (D + 31) / 32;
+    constexpr uint64_t NOWHERE = ~0ull;
     float out[PART] = {};
     float most = MINUS_INFINITY, sum = 0.0f;
     for (uint32_t tile = low / TILE_KEYS * TILE_KEYS; tile < end; tile += TILE_KEYS) {
         const uint32_t key = tile + lane;
         const bool seen = key >= low && key < end;
         float score = MINUS_INFINITY;
-        const float* values = nullptr;
+        uint64_t values = NOWHERE;
         if (seen) {
             const uint64_t page = table[key / a.page - table_first];
-            const float* at = reinterpret_cast<const float*>(a.kv) +
-                              ((page * a.kv_heads + kv_head) * (V ? 1 : 2) * a.page + key % a.page) * D;
+            const uint64_t at =
+                ((page * a.kv_heads + kv_head) * (V ? 1 : 2) * a.page + key % a.page) * D;
             values = V ? at : at + static_cast<uint64_t>(a.page) * D;
             score = 0.0f;
             if (V) {
                 const float2* turns = reinterpret_cast<const float2*>(a.turns) +
                                       static_cast<uint64_t>(key) * a.pairs;
                 for (uint32_t i = 0; i < D / 2; i++) {
-                    const float x = at[i] * norm[i], y = at[i + D / 2] * norm[i + D / 2];
+                    const float x = cached(a.kv, at + i, a.codes) * norm[i];
+                    const float y = cached(a.kv, at + i + D / 2, a.codes) * norm[i + D / 2];
                     const float2 t = i < a.pairs ? turns[i] : make_float2(1.0f, 0.0f);
                     score += q[i] * (x * t.x - y * t.y);
                     score += q[i + D / 2] * (y * t.x + x * t.y);
                 }
             } else {
-                for (uint32_t i = 0; i < D; i++) score += q[i] * at[i];
+                for (uint32_t i = 0; i < D; i++) score += q[i] * cached(a.kv, at + i, a.codes);
             }
+            score *= a.score_scale;
         }
         float highest = score;
 #pragma unroll
@@ -145,16 +161,18 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
 #pragma unroll
         for (int p = 0; p < PART; p++) out[p] *= rescale;
         for (uint32_t i = 0; i < TILE_KEYS; i++) {
-            if (!slots[i]) continue;
+            if (slots[i] == NOWHERE) continue;
 #pragma unroll
             for (int p = 0; p < PART; p++)
-                if (p * 32 + lane < D) out[p] += weights[i] * slots[i][p * 32 + lane];
+                if (p * 32 + lane < D)
+                    out[p] += weights[i] * cached(a.kv, slots[i] + p * 32 + lane, a.codes);
         }
     }
     float* to = row_at(a.out, row, a.ldo) + head * D;
 #pragma unroll
     for (int p = 0; p < PART; p++)
-        if (p * 32 + lane < D) to[p * 32 + lane] = sum > 0.0f ? out[p] / sum : 0.0f;
+        if (p * 32 + lane < D)
+            to[p * 32 + lane] = sum > 0.0f ? out[p] * a.value_scale / sum : 0.0f;
 }
 
 }  // namespace

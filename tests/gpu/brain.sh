@@ -55,6 +55,7 @@ for test in goldens_agree_with_the_reference \
     restarts_and_sizes_change_no_bit \
     long_prompts_in_any_pieces_have_the_same_bits \
     saved_blocks_go_on_in_another_executor \
+    fp8::a_cache_in_fp8_keeps_every_promise \
     a_card_that_traps_is_given_up \
     a_card_that_hangs_is_given_up; do
     part $test 150 "$programs/cuda" --ignored --exact $test --nocapture

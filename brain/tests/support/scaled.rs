@@ -21,6 +21,12 @@ pub fn uneven(layer: usize) -> (f32, f32) {
     (0.0093 + 0.0017 * more, 0.0101 + 0.0013 * more)
 }
 
+/// The same for heads of up to 512 elements, whose values reach the root of that.
+pub fn wide(layer: usize) -> (f32, f32) {
+    let more = layer as f32;
+    (0.031 + 0.0017 * more, 0.0521 + 0.0013 * more)
+}
+
 fn rewrite(path: &Path, scales: &impl Fn(usize) -> (f32, f32)) {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

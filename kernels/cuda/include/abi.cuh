@@ -65,9 +65,11 @@ struct AttentionArgs {
     uint32_t ldq, ldo;
     uint32_t splits, table_pitch;
     uint32_t pairs;    // values-only layers: pairs that turn
-    uint32_t pad;
+    float score_scale;  // FP8: of what keys are made of
+    float value_scale;  // of values; 1 unless they are in FP8
+    uint32_t codes;     // unit plain: keys and values are in FP8
 };
-static_assert(sizeof(AttentionArgs) == 128, "mirrored in abi.rs");
+static_assert(sizeof(AttentionArgs) == 136, "mirrored in abi.rs");
 static_assert(offsetof(AttentionArgs, heads) == 88, "mirrored in abi.rs");
 
 // Norms over whole rows, width a multiple of 8 up to 8192; bf16 rows, fp32 weights.
@@ -103,8 +105,10 @@ struct HeadsArgs {
     uint32_t page, table_pitch;
     uint32_t from_values;  // 1: a values-only layer: the key projection gives values, no keys
     float eps;
+    float key_scale;    // of keys in FP8
+    float value_scale;  // of values in FP8; 0: keys and values are stored as they are
 };
-static_assert(sizeof(HeadsArgs) == 104, "mirrored in abi.rs");
+static_assert(sizeof(HeadsArgs) == 112, "mirrored in abi.rs");
 static_assert(offsetof(HeadsArgs, heads) == 72, "mirrored in abi.rs");
 
 // Element by element, and reads by token.

@@ -13,7 +13,8 @@ pub const TILE_KEYS: usize = 32;
 pub struct AttentionArgs {
     /// bf16 `[rows][ldq]`, heads one behind the other.
     pub q: DevicePtr,
-    /// The layer's pages: `[page][kv head][keys, then values][slot][element]`, bf16;
+    /// The layer's pages: `[page][kv head][keys, then values][slot][element]`, bf16, or FP8 with
+    /// elements `j` and `j + head_dim / 2` in a half word (`cuda/include/codes.cuh`);
     /// `[page][kv head][slot][element]` in values-only layers.
     pub kv: DevicePtr,
     /// `u32 [seqs][table_pitch]`: pages.
@@ -52,11 +53,15 @@ pub struct AttentionArgs {
     pub table_pitch: u32,
     /// Values-only layers: pairs that turn, an even number.
     pub pairs: u32,
-    /// Zero.
-    pub pad: u32,
+    /// FP8: scale of what keys are made of; else 1.
+    pub score_scale: f32,
+    /// FP8: scale of values; else 1.
+    pub value_scale: f32,
+    /// Unit `plain`: 1 where keys and values are in FP8, a byte an element in order.
+    pub codes: u32,
 }
 
-const _: () = assert!(size_of::<AttentionArgs>() == 128 && offset_of!(AttentionArgs, heads) == 88);
+const _: () = assert!(size_of::<AttentionArgs>() == 136 && offset_of!(AttentionArgs, heads) == 88);
 
 /// The split that a position falls into (`cuda/include/splits.cuh`).
 pub fn split_of(position: usize, sliding: bool) -> usize {
@@ -77,13 +82,34 @@ pub fn splits_of_row(first: usize, end: usize, sliding: bool) -> usize {
     }
 }
 
+/// What pages hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PageForm {
+    /// Only values are stored, keys are formed from them (head_dim 512 alone).
+    pub values_only: bool,
+    /// In FP8, half the bytes.
+    pub fp8: bool,
+}
+
+impl PageForm {
+    /// What it adds to the name of a kernel.
+    pub fn name(self) -> &'static str {
+        match (self.values_only, self.fp8) {
+            (false, false) => "",
+            (false, true) => "fp8_",
+            (true, false) => "values_",
+            (true, true) => "values_fp8_",
+        }
+    }
+}
+
 /// How attention is launched. Nothing here changes a bit of the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionPlan {
     /// Elements of a head: 64, 128, 256 or 512.
     pub head_dim: usize,
-    /// Only values are stored, keys are formed from them (head_dim 512 alone).
-    pub values_only: bool,
+    /// What pages hold.
+    pub form: PageForm,
     /// Query vectors of a block, in sixteens: 1 or 3.
     pub blocks: usize,
     /// Grid: KV heads times blocks of vectors, spans, splits.
@@ -104,7 +130,7 @@ impl AttentionPlan {
         rows: usize,
         spans: usize,
         splits: usize,
-        values_only: bool,
+        form: PageForm,
     ) -> Self {
         let vectors = rows * heads / kv_heads;
         let blocks = if vectors <= 16 { 1 } else { 3 };
@@ -117,6 +143,7 @@ impl AttentionPlan {
             _ => 5,
         };
         let parts = if head_dim == 64 { 4 } else { 8 };
+        // In FP8 twice as many slots of half the bytes.
         let shared = slots * TILE_KEYS * head_dim * 2
             + parts * per_block * (TILE_KEYS + 8) * 4
             + per_block * (TILE_KEYS * 2 + 16)
@@ -126,10 +153,10 @@ impl AttentionPlan {
         let height = kv_heads * vectors.div_ceil(per_block);
         Self {
             head_dim,
-            values_only,
+            form,
             blocks,
             grid: [height as u32, spans as u32, splits as u32],
-            threads: if blocks == 3 && head_dim >= 256 && !values_only {
+            threads: if blocks == 3 && head_dim >= 256 && !form.values_only {
                 512
             } else {
                 256
@@ -140,8 +167,8 @@ impl AttentionPlan {
 
     /// Name of the kernel in the unit `attention`.
     pub fn kernel(&self) -> String {
-        let keys = if self.values_only { "values_" } else { "" };
-        format!("attention_{keys}d{}_q{}", self.head_dim, self.blocks)
+        let form = self.form.name();
+        format!("attention_{form}d{}_q{}", self.head_dim, self.blocks)
     }
 }
 
@@ -168,7 +195,8 @@ mod tests {
         for head_dim in [64, 128, 256, 512] {
             for rows in 1..=9 {
                 for (heads, kv_heads) in [(8, 8), (8, 1), (16, 1), (32, 4)] {
-                    let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1, false);
+                    let form = PageForm::default();
+                    let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1, form);
                     assert!(plan.shared <= 227 * 1024, "{plan:?}");
                     let vectors = rows * heads / kv_heads;
                     let covered = plan.grid[0] as usize / kv_heads * 16 * plan.blocks;

@@ -83,9 +83,13 @@ pub struct HeadsArgs {
     pub from_values: u32,
     /// Of the norms.
     pub eps: f32,
+    /// What keys in FP8 are divided by.
+    pub key_scale: f32,
+    /// What values in FP8 are divided by; 0: keys and values are stored as they are.
+    pub value_scale: f32,
 }
 
-const _: () = assert!(size_of::<HeadsArgs>() == 104 && offset_of!(HeadsArgs, heads) == 72);
+const _: () = assert!(size_of::<HeadsArgs>() == 112 && offset_of!(HeadsArgs, heads) == 72);
 
 /// Element by element, and reads by token; `cuda/rows.cu` says what each kernel takes.
 #[derive(Clone, Copy, Debug)]

@@ -8,16 +8,24 @@
 use crate::model::{
     LoadedModel,
     checkpoint::Dtype,
+    kv_dtype::KvDtype,
     plan::{KvSource, LayerPlan, Plan},
 };
 
-/// The numbers of activations, keys and values.
+/// The numbers of activations, and of keys and values unless those are in FP8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// bf16 by tensor cores.
     Bf16,
     /// fp32 by the unit `plain`.
     F32,
+}
+
+/// In what a model is computed, and what its cache is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Numbers {
+    pub(super) form: Form,
+    pub(super) kv: KvDtype,
 }
 
 /// Heads that the simple kernels have.
@@ -60,6 +68,14 @@ impl Form {
         match self {
             Self::Bf16 => 2,
             Self::F32 => 4,
+        }
+    }
+
+    /// What keys and values are of themselves.
+    pub(super) fn kv(self) -> KvDtype {
+        match self {
+            Self::Bf16 => KvDtype::Bf16,
+            Self::F32 => KvDtype::F32,
         }
     }
 

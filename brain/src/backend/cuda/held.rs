@@ -11,7 +11,7 @@ use marathon_kernels::{
 use super::{
     CudaError, Fault,
     card::Card,
-    form::Form,
+    form::Numbers,
     launch::{CudaOps, Needs},
     memory,
     rounds::Part,
@@ -53,13 +53,13 @@ impl Held {
     pub(super) fn new(
         device: Arc<Device>,
         model: &LoadedModel,
-        form: Form,
+        numbers: Numbers,
         limits: &Limits,
         random: bool,
     ) -> Result<Self, CudaError> {
         let needs = Needs {
             blocks: [limits.full_blocks, limits.sliding_blocks],
-            ..memory::needs(model, form, limits)
+            ..memory::needs(model, numbers, limits)
         };
         let mut card = Card::new(Some(device.clone()));
         card.random = random;

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use marathon_kernels::{
     abi::{
         AttentionArgs, AttentionPlan, DevicePtr, Epilogue, HeadsArgs, LargeLinear, LinearArgs,
-        NormArgs, RowsArgs, SAMPLE_THREADS, SampleArgs, SmallLinear, sample_chunks, sample_room,
+        NormArgs, PageForm, RowsArgs, SAMPLE_THREADS, SampleArgs, SmallLinear, sample_chunks,
+        sample_room,
     },
     device::{Device, DeviceError},
 };
@@ -15,7 +16,7 @@ use marathon_kernels::{
 use super::{
     card::{Card, Region},
     experts::{ExpertRoom, Experts},
-    form::Form,
+    form::{Form, Numbers},
     groups::{Group, bucket, splits},
     rope::Turns,
     staging::Extent,
@@ -25,6 +26,8 @@ use super::{
 use crate::{
     backend::ops::{HeadShape, Rows},
     model::{
+        kv_dtype::KvDtype,
+        kv_scales::KvScales,
         plan::{Kind, Rope},
         weights::Weight,
     },
@@ -156,6 +159,8 @@ pub(super) struct Cache {
     page: usize,
     /// Values-only layers: the key norm's weights and the turns.
     pub(super) key: Option<(Region, Turns)>,
+    /// Of a cache in FP8.
+    pub(super) scales: Option<KvScales>,
 }
 
 impl Cache {
@@ -164,12 +169,22 @@ impl Cache {
         kind: Kind,
         (blocks, page): (usize, usize),
         key: Option<(Region, Turns)>,
+        scales: Option<KvScales>,
     ) -> Self {
         Self {
             memory: card.zeros(blocks * page),
             kind,
             page,
             key,
+            scales,
+        }
+    }
+
+    /// What pages hold.
+    fn form(&self) -> PageForm {
+        PageForm {
+            values_only: self.key.is_some(),
+            fp8: self.scales.is_some(),
         }
     }
 
@@ -217,6 +232,7 @@ struct SampleRoom {
 pub(super) struct CudaOps {
     pub(super) card: Card,
     pub(super) form: Form,
+    pub(super) kv: KvDtype,
     pub(super) sizes: Sizes,
     pub(super) step: StepArena,
     pub(super) blocks: [usize; 2],
@@ -238,7 +254,7 @@ unsafe impl Send for CudaOps {}
 
 /// What the operations are made for.
 pub(super) struct Needs<'a> {
-    pub(super) form: Form,
+    pub(super) numbers: Numbers,
     pub(super) sizes: Sizes,
     /// Blocks of the pools: full, sliding.
     pub(super) blocks: [usize; 2],
@@ -261,7 +277,7 @@ impl CudaOps {
         let row = needs.heads * most[0].max(most[1]) * (needs.head_dim + 2) * 4;
         let group_rows = (PARTIALS / row).clamp(9, 64).min(sizes.rows.max(9));
         let slots = group_rows * needs.heads * most[0].max(most[1]);
-        let partial = match needs.form {
+        let partial = match needs.numbers.form {
             Form::Bf16 => (
                 card.zeros(slots * needs.head_dim * 4),
                 card.zeros(slots * 8),
@@ -275,7 +291,8 @@ impl CudaOps {
         };
         Ok(Self {
             card,
-            form: needs.form,
+            form: needs.numbers.form,
+            kv: needs.numbers.kv,
             sizes,
             step,
             blocks: needs.blocks,
@@ -393,6 +410,7 @@ impl CudaOps {
         let at = self.step.rows(rows);
         let (table, table_first) = self.step.tables(shape.kind);
         let from_values = cache.is_some_and(|c| c.key.is_some());
+        let scales = cache.and_then(|c| c.scales);
         let args = HeadsArgs {
             qkv: qkv.at(),
             q_norm: q_norm.memory.at,
@@ -411,6 +429,8 @@ impl CudaOps {
             table_pitch: self.sizes.table(shape.kind) as u32,
             from_values: u32::from(from_values),
             eps: q_norm.eps,
+            key_scale: scales.map_or(0.0, |s| s.key),
+            value_scale: scales.map_or(0.0, |s| s.value),
         };
         let units = shape.heads + if k_norm.is_some() { shape.kv_heads } else { 0 };
         let kernel = self.form.kernel(&format!("heads_d{}", shape.head_dim));
@@ -434,7 +454,8 @@ impl CudaOps {
     ) {
         let at = self.step.rows(rows);
         let (table, table_first) = self.step.tables(shape.kind);
-        let values_only = cache.key.is_some();
+        let form = cache.form();
+        let scales = cache.scales.unwrap_or_default();
         let which = match shape.kind {
             Kind::Full => 0,
             Kind::Sliding => 1,
@@ -464,10 +485,15 @@ impl CudaOps {
             splits: self.partial_splits[which] as u32,
             table_pitch: self.sizes.table(shape.kind) as u32,
             pairs: cache.key.as_ref().map_or(0, |(_, turns)| turns.pairs()),
-            pad: 0,
+            score_scale: match form.values_only {
+                true => scales.value,
+                false => scales.key,
+            },
+            value_scale: scales.value,
+            codes: u32::from(form.fp8),
         };
-        let values = if values_only { "values_" } else { "" };
         if self.form == Form::F32 {
+            let values = if form.values_only { "values_" } else { "" };
             let kernel = format!("plain_attention_{values}d{}", shape.head_dim);
             let blocks = [shape.heads, group.height, group.spans];
             // SAFETY: the rows' ends and tables were checked.
@@ -481,7 +507,7 @@ impl CudaOps {
             group.height,
             group.spans,
             group.splits[which],
-            values_only,
+            form,
         );
         // Partial results lie by row: a group's own are moved to the front.
         let slots = group.first_row as u64 * u64::from(args.heads) * u64::from(args.splits);

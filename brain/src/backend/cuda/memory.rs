@@ -6,7 +6,7 @@
 use super::{
     CudaError, CudaOptions, MAX_DRAFTS,
     card::Card,
-    form::Form,
+    form::Numbers,
     launch::{CudaOps, Needs},
     step::Sizes,
 };
@@ -16,6 +16,7 @@ use crate::{
         LoadedModel,
         drafter::Drafter,
         gemma::Gemma,
+        kv_dtype::KvDtype,
         plan::{Kind, KvSource, LayerPlan, Plan},
     },
 };
@@ -72,12 +73,12 @@ impl MemoryPlan {
     /// Plans a model on a card with this much free and total memory.
     pub(super) fn make(
         model: &LoadedModel,
-        form: Form,
+        numbers: Numbers,
         options: &CudaOptions,
         (free, total): (usize, usize),
     ) -> Result<Self, CudaError> {
         let mut limits = limits(model, options)?;
-        let counted = count(model, form, &limits)?;
+        let counted = count(model, numbers, &limits)?;
         let share = options.memory_share;
         if !(share > 0.0 && share <= 1.0) {
             return Err(bad(
@@ -102,7 +103,7 @@ impl MemoryPlan {
                 size(total)
             )));
         }
-        let kv = blocks(&model.plan, form, &mut limits, budget)?;
+        let kv = blocks(&model.plan, numbers.kv, &mut limits, budget)?;
         Ok(Self {
             total,
             free,
@@ -155,12 +156,12 @@ fn limits(model: &LoadedModel, options: &CudaOptions) -> Result<Limits, CudaErro
 }
 
 /// What the operations are made for, without blocks.
-pub(super) fn needs<'a>(model: &'a LoadedModel, form: Form, limits: &Limits) -> Needs<'a> {
+pub(super) fn needs<'a>(model: &'a LoadedModel, numbers: Numbers, limits: &Limits) -> Needs<'a> {
     let drafter = model.drafter.as_ref().map(|d| &d.plan.text);
     let plans = || std::iter::once(&model.plan).chain(drafter);
     let head_dim = plans().flat_map(|p| &p.layers).map(|l| l.head_dim).max();
     Needs {
-        form,
+        numbers,
         sizes: Sizes {
             rows: limits.max_rows,
             out_rows: limits.max_rows.min(limits.max_seqs * (MAX_DRAFTS + 1)),
@@ -197,17 +198,17 @@ pub(super) fn build(
 }
 
 /// Bytes of everything but keys and values.
-fn count(model: &LoadedModel, form: Form, limits: &Limits) -> Result<usize, CudaError> {
-    let mut ops = CudaOps::new(Card::new(None), &needs(model, form, limits))?;
+fn count(model: &LoadedModel, numbers: Numbers, limits: &Limits) -> Result<usize, CudaError> {
+    let mut ops = CudaOps::new(Card::new(None), &needs(model, numbers, limits))?;
     build(&mut ops, model, limits);
     Ok(ops.card.taken)
 }
 
 /// Bytes of a page of a group: all its layers together.
-fn page_bytes(plan: &Plan, kind: Kind, form: Form) -> usize {
+fn page_bytes(plan: &Plan, kind: Kind, kv: KvDtype) -> usize {
     let of = |l: &LayerPlan| match l.kv {
         KvSource::Own { values_only } if l.kind == kind => {
-            PAGE * l.kv_heads * l.head_dim * form.size() * if values_only { 1 } else { 2 }
+            PAGE * l.kv_heads * l.head_dim * kv.bytes() * if values_only { 1 } else { 2 }
         }
         _ => 0,
     };
@@ -218,10 +219,15 @@ fn page_bytes(plan: &Plan, kind: Kind, form: Form) -> usize {
 ///
 /// Sliding pages come first: a window for every sequence and as many kept ones besides, at most
 /// half of the budget. The rest is full pages, never more than all sequences could fill twice.
-fn blocks(plan: &Plan, form: Form, limits: &mut Limits, budget: usize) -> Result<usize, CudaError> {
+fn blocks(
+    plan: &Plan,
+    kv: KvDtype,
+    limits: &mut Limits,
+    budget: usize,
+) -> Result<usize, CudaError> {
     let (full_bytes, sliding_bytes) = (
-        page_bytes(plan, Kind::Full, form),
-        page_bytes(plan, Kind::Sliding, form),
+        page_bytes(plan, Kind::Full, kv),
+        page_bytes(plan, Kind::Sliding, kv),
     );
     (limits.full_block_bytes, limits.sliding_block_bytes) = (full_bytes, sliding_bytes);
     let length = limits.max_model_len;

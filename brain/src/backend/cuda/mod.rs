@@ -31,7 +31,7 @@ use crate::{
     model::{LoadedModel, fingerprint::Fingerprint, kv_dtype::KvChoice, names::NameError},
     sched::types::{BlockId, Group, Step, StepOutput},
 };
-use form::Form;
+use form::{Form, Numbers};
 use held::{Failed, Held};
 pub use memory::MemoryPlan;
 
@@ -58,7 +58,7 @@ pub struct CudaOptions {
     pub kv_memory: Option<usize>,
     /// Share of the card's memory that may be used in all.
     pub memory_share: f64,
-    /// How keys and values are stored; FP8 is refused, and is bf16 where it was not asked for.
+    /// How keys and values are stored.
     pub kv_dtype: KvChoice,
     /// Rounds as recorded graphs; single launches otherwise. It changes no bit.
     pub graphs: bool,
@@ -151,18 +151,26 @@ pub enum Fault {
 impl CudaExecutor {
     /// Opens the card, plans its memory and brings the weights there.
     pub fn new(model: Arc<LoadedModel>, options: &CudaOptions) -> Result<Self, CudaError> {
-        if options.kv_dtype == KvChoice::Fp8 {
-            return Err(CudaError::Option {
-                option: "kv-cache-dtype",
-                problem: "fp8: cards have kernels for bf16 only; give auto or bf16".into(),
-            });
-        }
         let form = Form::of(&model).map_err(CudaError::Model)?;
+        let kv = options
+            .kv_dtype
+            .resolve(form.kv(), model.asks_for_fp8_cache)
+            .map_err(|problem| CudaError::Option {
+                option: "kv-cache-dtype",
+                problem,
+            })?;
+        let numbers = Numbers { form, kv };
         let device = Arc::new(Device::open(options.ordinal)?);
         let capability = device.capability()?;
-        let plan = MemoryPlan::make(&model, form, options, device.memory()?)?;
+        let plan = MemoryPlan::make(&model, numbers, options, device.memory()?)?;
         let name = device.name.clone();
-        let mut held = Held::new(device, &model, form, &plan.limits, options.random_weights)?;
+        let mut held = Held::new(
+            device,
+            &model,
+            numbers,
+            &plan.limits,
+            options.random_weights,
+        )?;
         if options.graphs {
             let begin = Instant::now();
             let parts = held
@@ -175,7 +183,7 @@ impl CudaExecutor {
         }
         let recipe = format!(
             "numeric {NUMERIC_VERSION}; cuda {}.{}; activations {form}; weights as stored, by \
-             block and int4 as {form}; kv {form}; tp 1",
+             block and int4 as {form}; kv {kv}; tp 1",
             capability.0,
             capability.1,
             form = form.name(),

@@ -20,6 +20,7 @@ use super::{
 use crate::{
     backend::ops::{HeadShape, Ops, Rows},
     model::{
+        kv_dtype::KvDtype,
         kv_scales::KvScales,
         plan::{Kind, Moe, Rope},
         weights::{MoeWeights, Weight},
@@ -98,7 +99,7 @@ impl Ops for CudaOps {
         &mut self,
         shape: HeadShape,
         values_only: Option<(&Weight, &Rope)>,
-        _: KvScales,
+        scales: KvScales,
     ) -> Cache {
         let key = values_only.map(|(weight, rope)| {
             let norm = weights::floats(&mut self.card, &weight.to_vec());
@@ -109,8 +110,9 @@ impl Ops for CudaOps {
             Kind::Sliding => self.blocks[1],
         };
         let slot = shape.kv_heads * shape.head_dim * if key.is_some() { 1 } else { 2 };
-        let page = self.sizes.page * slot * self.form.size();
-        Cache::new(&mut self.card, shape.kind, (blocks, page), key)
+        let page = self.sizes.page * slot * self.kv.bytes();
+        let scales = (self.kv == KvDtype::Fp8).then_some(scales);
+        Cache::new(&mut self.card, shape.kind, (blocks, page), key, scales)
     }
 
     fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {

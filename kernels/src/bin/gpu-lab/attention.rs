@@ -1,12 +1,12 @@
 //! Attention: near fp64, blind to what it must not see, and one row's bits whatever stands beside it.
 
 use marathon_kernels::{
-    abi::{AttentionArgs, AttentionPlan, splits_of_row},
+    abi::{AttentionArgs, AttentionPlan, PageForm, splits_of_row},
     device::{Buffer, Device, DeviceError, Grid},
 };
 
 use crate::{
-    data::{Rng, Score, round, ulp, wide},
+    data::{Rng, Score, e4m3, e4m3_code, pack_codes, round, ulp, wide},
     report::Report,
 };
 
@@ -22,14 +22,40 @@ pub(crate) struct Case {
     pub(crate) rows: usize,
     /// Keys that the last row sees the end of.
     pub(crate) end: usize,
-    /// Only values are stored.
-    pub(crate) values_only: bool,
+    /// What pages hold.
+    pub(crate) form: PageForm,
 }
+
+/// Scales of keys and of values in FP8: no powers of two, and keys above 448 times theirs are cut.
+const SCALES: [f32; 2] = [0.0071, 0.0123];
 
 impl Case {
     /// Tiles of keys and of values that a page holds.
     fn sides(&self) -> usize {
-        if self.values_only { 1 } else { 2 }
+        if self.form.values_only { 1 } else { 2 }
+    }
+
+    /// Half words that a slot of keys or of values takes.
+    fn width(&self) -> usize {
+        if self.form.fp8 {
+            self.head_dim / 2
+        } else {
+            self.head_dim
+        }
+    }
+
+    /// Bytes of a key or value's element.
+    pub(crate) fn element(&self) -> usize {
+        if self.form.fp8 { 1 } else { 2 }
+    }
+
+    /// What scores and results are times.
+    fn scales(&self) -> [f32; 2] {
+        match (self.form.fp8, self.form.values_only) {
+            (false, _) => [1.0, 1.0],
+            (true, false) => SCALES,
+            (true, true) => [SCALES[1]; 2],
+        }
     }
 
     fn first_key(&self, end: usize) -> usize {
@@ -98,7 +124,9 @@ impl Call {
             splits: splits as u32,
             table_pitch: pool.pages as u32,
             pairs: PAIRS as u32,
-            pad: 0,
+            score_scale: case.scales()[0],
+            value_scale: case.scales()[1],
+            codes: 0,
         };
         let plan = AttentionPlan::plan(
             case.head_dim,
@@ -107,7 +135,7 @@ impl Call {
             rows,
             1,
             splits,
-            case.values_only,
+            case.form,
         );
         let _kept = (spans, ends, partial, weight);
         Ok(Self {
@@ -151,7 +179,8 @@ pub(crate) struct Pool {
     turns: Buffer<f32>,
 }
 
-/// Keys and values by position: `[position][kv head][element]`.
+/// Keys and values by position: `[position][kv head][element]`; in FP8 the numbers of their codes,
+/// without scale.
 struct Stored {
     keys: Vec<u16>,
     values: Vec<u16>,
@@ -163,9 +192,17 @@ impl Stored {
     fn random(case: &Case, rng: &mut Rng) -> Self {
         let dim = case.head_dim;
         let len = case.end * case.kv_heads * dim;
-        let values = rng.normals(len, 1.0);
-        if !case.values_only {
-            let keys = rng.normals(len, 1.0);
+        let coded = |x: Vec<u16>, scale: f32| match case.form.fp8 {
+            false => x,
+            true => {
+                let quotient = |x: &u16| f64::from(wide(*x) as f32 / scale);
+                let code = |x: &u16| round(e4m3(e4m3_code(quotient(x)))).1;
+                x.iter().map(code).collect()
+            }
+        };
+        let values = coded(rng.normals(len, 1.0), SCALES[1]);
+        if !case.form.values_only {
+            let keys = coded(rng.normals(len, 1.0), SCALES[0]);
             return Self {
                 keys,
                 values,
@@ -221,19 +258,35 @@ impl Pool {
         for i in (1..order.len()).rev() {
             order.swap(i, rng.below(i + 1));
         }
-        let dim = case.head_dim;
-        let mut kv = vec![0x7fffu16; order.len() * case.kv_heads * case.sides() * case.page * dim];
+        let (dim, width) = (case.head_dim, case.width());
+        let slots = order.len() * case.kv_heads * case.sides() * case.page;
+        let mut kv = vec![0x7fffu16; slots * width];
+        let put = |to: &mut [u16], from: &[u16]| match case.form.fp8 {
+            false => to.copy_from_slice(from),
+            true => {
+                let code = |x: u16| e4m3_code(wide(x));
+                for (j, pair) in to.iter_mut().enumerate() {
+                    *pair = pack_codes(code(from[j]), code(from[j + dim / 2]));
+                }
+            }
+        };
         for position in first..case.end {
             let page = order[position / case.page - first_page] as usize;
             for head in 0..case.kv_heads {
                 let from = (position * case.kv_heads + head) * dim;
                 let slot = (page * case.kv_heads + head) * case.sides() * case.page;
                 let mut base = slot + position % case.page;
-                if !case.values_only {
-                    kv[base * dim..][..dim].copy_from_slice(&stored.keys[from..][..dim]);
+                if !case.form.values_only {
+                    put(
+                        &mut kv[base * width..][..width],
+                        &stored.keys[from..][..dim],
+                    );
                     base += case.page;
                 }
-                kv[base * dim..][..dim].copy_from_slice(&stored.values[from..][..dim]);
+                put(
+                    &mut kv[base * width..][..width],
+                    &stored.values[from..][..dim],
+                );
             }
         }
         Ok(Self {
@@ -255,7 +308,7 @@ impl Pool {
         // The first of the rows sees furthest back.
         let first_page = case.first_key(case.end + 1 - case.rows) / case.page;
         let pages = case.end.div_ceil(case.page) - first_page;
-        let len = pages * case.kv_heads * case.sides() * case.page * case.head_dim;
+        let len = pages * case.kv_heads * case.sides() * case.page * case.width();
         let kv = device.zeros::<u16>(len)?;
         fill(device.address(&kv), 2 * len as u64)?;
         let order: Vec<u32> = (0..pages as u32).collect();
@@ -265,7 +318,7 @@ impl Pool {
             table_first: device.upload(&[first_page as u32])?,
             pages,
             k_norm: device.upload(&vec![1f32; case.head_dim])?,
-            turns: match case.values_only {
+            turns: match case.form.values_only {
                 true => device.zeros(case.end * PAIRS * 2)?,
                 false => device.zeros(2)?,
             },
@@ -283,7 +336,11 @@ pub(crate) fn check(device: &Device, report: &mut Report, small: bool) -> Result
         page,
         rows,
         end,
-        values_only: false,
+        form: PageForm::default(),
+    };
+    let values = PageForm {
+        values_only: true,
+        fp8: false,
     };
     let mut cases = vec![
         case(64, 4, 4, 0, 32, 1, 1),
@@ -293,16 +350,16 @@ pub(crate) fn check(device: &Device, report: &mut Report, small: bool) -> Result
         case(512, 16, 1, 0, 32, 2, 161),
     ];
     cases.push(Case {
-        values_only: true,
+        form: values,
         ..case(512, 16, 1, 0, 32, 2, 161)
     });
     cases.push(Case {
-        values_only: true,
+        form: values,
         ..case(512, 8, 4, 0, 64, 5, 70)
     });
     if !small {
         cases.push(Case {
-            values_only: true,
+            form: values,
             ..case(512, 32, 4, 0, 32, 5, 4500)
         });
         cases.extend([
@@ -319,6 +376,11 @@ pub(crate) fn check(device: &Device, report: &mut Report, small: bool) -> Result
     }
     for case in cases {
         one(device, report, &case, &mut rng)?;
+        let form = PageForm {
+            fp8: true,
+            ..case.form
+        };
+        one(device, report, &Case { form, ..case }, &mut rng)?;
     }
     Ok(())
 }
@@ -362,13 +424,14 @@ fn one(
         }
     }
     let name = format!(
-        "attention d{dim} {heads}/{kv_heads} window {window} rows {rows} end {end} page {} {}",
+        "attention d{dim} {heads}/{kv_heads} window {window} rows {rows} end {end} page {} {}{}",
         case.page,
-        if case.values_only {
+        if case.form.values_only {
             "values only"
         } else {
             "keys and values"
-        }
+        },
+        if case.form.fp8 { " in FP8" } else { "" }
     );
     report.check(
         &format!("{name} near fp64"),
@@ -402,12 +465,12 @@ fn exact(case: &Case, stored: &Stored, q: &[u16], head: usize, end: usize) -> Ve
     let dim = case.head_dim;
     let at = |position: usize| (position * case.kv_heads + kv_head) * dim;
     let first = case.first_key(end);
+    let [score_scale, value_scale] = case.scales().map(f64::from);
     let scores: Vec<f64> = (first..end)
         .map(|p| {
-            q.iter()
-                .zip(&stored.keys[at(p)..])
-                .map(|(q, k)| wide(*q) * wide(*k))
-                .sum()
+            let products = q.iter().zip(&stored.keys[at(p)..]);
+            let sum: f64 = products.map(|(q, k)| wide(*q) * wide(*k)).sum();
+            sum * score_scale
         })
         .collect();
     let most = scores.iter().fold(f64::NEG_INFINITY, |a, s| a.max(*s));
@@ -416,7 +479,7 @@ fn exact(case: &Case, stored: &Stored, q: &[u16], head: usize, end: usize) -> Ve
     let mut out = vec![0.0; dim];
     for (p, w) in (first..end).zip(&weights) {
         for (o, v) in out.iter_mut().zip(&stored.values[at(p)..]) {
-            *o += w * wide(*v) / sum;
+            *o += w * wide(*v) * value_scale / sum;
         }
     }
     out

@@ -1,5 +1,7 @@
 //! Random inputs, number formats, and how near a result must be.
 
+use std::sync::LazyLock;
+
 use half::bf16;
 
 /// SplitMix64.
@@ -107,6 +109,31 @@ pub(crate) fn e4m3(code: u8) -> f64 {
     } else {
         -magnitude
     }
+}
+
+/// The E4M3 code nearest to a number, ties to even, 448 from there on.
+pub(crate) fn e4m3_code(x: f64) -> u8 {
+    static NUMBERS: LazyLock<[f64; 127]> = LazyLock::new(|| std::array::from_fn(|i| e4m3(i as u8)));
+    let size = x.abs().min(448.0);
+    // Codes are ordered as their numbers are.
+    let above = NUMBERS.partition_point(|n| *n < size).clamp(1, 126);
+    let (up, down) = (NUMBERS[above] - size, size - NUMBERS[above - 1]);
+    let upper = up < down || up == down && above % 2 == 0;
+    let code = if upper { above } else { above - 1 } as u8;
+    code | if x.is_sign_negative() { 0x80 } else { 0 }
+}
+
+/// Codes of two elements of a head in a half word, as `cuda/include/codes.cuh` has them.
+pub(crate) fn pack_codes(first: u8, second: u8) -> u16 {
+    let (a, b) = (u16::from(first), u16::from(second));
+    (a & 0x80) << 8 | (a & 0x7f) << 4 | (b & 0x80) << 4 | (b & 0x70) << 8 | (b & 0x0f)
+}
+
+/// The two codes of a half word.
+pub(crate) fn unpack_codes(pair: u16) -> [u8; 2] {
+    let first = (pair >> 8 & 0x80) | (pair >> 4 & 0x7f);
+    let second = (pair >> 4 & 0x80) | (pair >> 8 & 0x70) | (pair & 0x0f);
+    [first as u8, second as u8]
 }
 
 /// Value of an E2M1 code.

@@ -6,7 +6,7 @@ use marathon_kernels::{
 };
 
 use crate::{
-    data::{Rng, Score, round, ulp, wide},
+    data::{Rng, Score, e4m3, round, ulp, unpack_codes, wide},
     report::Report,
 };
 
@@ -16,8 +16,11 @@ struct Case {
     kv_heads: usize,
     pairs: usize,
     from_values: bool,
+    fp8: bool,
 }
 
+/// Scales of keys and of values in FP8.
+const SCALES: [f32; 2] = [0.0071, 0.0123];
 const EPS: f64 = 1e-6;
 const PAGE: usize = 32;
 const ROWS: usize = 5;
@@ -31,6 +34,7 @@ pub(crate) fn check(device: &Device, report: &mut Report) -> Result<(), DeviceEr
             kv_heads: 2,
             pairs: 32,
             from_values: false,
+            fp8: false,
         },
         Case {
             dim: 128,
@@ -38,6 +42,7 @@ pub(crate) fn check(device: &Device, report: &mut Report) -> Result<(), DeviceEr
             kv_heads: 3,
             pairs: 64,
             from_values: false,
+            fp8: false,
         },
         Case {
             dim: 256,
@@ -45,6 +50,7 @@ pub(crate) fn check(device: &Device, report: &mut Report) -> Result<(), DeviceEr
             kv_heads: 16,
             pairs: 128,
             from_values: false,
+            fp8: false,
         },
         Case {
             dim: 512,
@@ -52,9 +58,11 @@ pub(crate) fn check(device: &Device, report: &mut Report) -> Result<(), DeviceEr
             kv_heads: 1,
             pairs: 64,
             from_values: true,
+            fp8: false,
         },
     ] {
         one(device, report, &case, &mut rng)?;
+        one(device, report, &Case { fp8: true, ..case }, &mut rng)?;
     }
     Ok(())
 }
@@ -71,6 +79,7 @@ fn one(
         kv_heads,
         pairs,
         from_values,
+        fp8,
     } = case;
     let parts = if from_values {
         heads + kv_heads
@@ -117,6 +126,8 @@ fn one(
         table_pitch: table.len() as u32,
         from_values: u32::from(from_values),
         eps: EPS as f32,
+        key_scale: if fp8 { SCALES[0] } else { 0.0 },
+        value_scale: if fp8 { SCALES[1] } else { 0.0 },
     };
     let units = (heads + kv_heads).div_ceil(4) as u32;
     let grid = Grid {
@@ -146,11 +157,34 @@ fn one(
             (x[j], x[j + dim / 2]) = (a * cos - b * sin, b * cos + a * sin);
         }
     };
-    let mut near = Score::default();
-    let mut compare = |got: &[u16], reference: &[f64]| {
+    let near = std::cell::RefCell::new(Score::default());
+    let compare = |got: &[u16], reference: &[f64]| {
         for (g, r) in got.iter().zip(reference) {
             // A norm that rounds the other way moves the result by an ulp of its own.
-            near.add(wide(*g), *r, 2.0 * ulp(r.abs().max(0.5)));
+            near.borrow_mut()
+                .add(wide(*g), *r, 2.0 * ulp(r.abs().max(0.5)));
+        }
+    };
+    // A slot of keys (0) or values (1).
+    let width = if fp8 { dim / 2 } else { dim };
+    let compare_slot = |side: usize, at: usize, reference: &[f64]| {
+        let got = &pages[at * width..][..width];
+        if !fp8 {
+            return compare(got, reference);
+        }
+        let scale = f64::from(SCALES[side]);
+        for (j, pair) in got.iter().enumerate() {
+            for (code, r) in unpack_codes(*pair)
+                .into_iter()
+                .zip([reference[j], reference[j + dim / 2]])
+            {
+                // Half a step of a code, and what the number before it may be off.
+                let limit = r.abs().min(448.0 * scale);
+                let step = 2f64.powi(((limit / scale).max(1.0 / 64.0).log2().floor()) as i32 - 3);
+                let off = 0.51 * step * scale + 2.0 * ulp(r.abs().max(0.5));
+                near.borrow_mut()
+                    .add(e4m3(code) * scale, limit.copysign(r), off);
+            }
         }
     };
     for row in 0..ROWS {
@@ -177,16 +211,17 @@ fn one(
                 &x[(heads + kv_heads + head) * dim..][..dim]
             };
             let value = normed(raw_value, None);
-            compare(&pages[value_at * dim..][..dim], &value);
+            compare_slot(1, value_at, &value);
             if from_values {
                 continue;
             }
             let mut key = normed(raw, Some(&k_norm));
             turn(&mut key, positions[row]);
-            compare(&pages[key_at * dim..][..dim], &key);
+            compare_slot(0, key_at, &key);
         }
     }
-    let name = format!("heads d{dim} {heads}/{kv_heads} values only {from_values}");
+    let near = near.into_inner();
+    let name = format!("heads d{dim} {heads}/{kv_heads} values only {from_values} FP8 {fp8}");
     report.check(&name, near.count, near.bad, near.worst);
     Ok(())
 }

@@ -5,7 +5,9 @@
 
 use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
 use marathon_kernels::{
-    abi::{DevicePtr, Epilogue, HeadsArgs, NormArgs, SampleParams, WeightForm, YardstickArgs},
+    abi::{
+        DevicePtr, Epilogue, HeadsArgs, NormArgs, PageForm, SampleParams, WeightForm, YardstickArgs,
+    },
     device::{Buffer, Device, DeviceError, Grid},
 };
 
@@ -282,7 +284,7 @@ impl Bench<'_> {
             page: 32,
             rows: 1,
             end: 1400,
-            values_only: false,
+            form: PageForm::default(),
         };
         let filler = |data, bytes| fill(device, data, bytes, 0);
         let pool = Pool::filled(device, &case, filler)?;
@@ -379,6 +381,8 @@ impl Bench<'_> {
             table_pitch: 0,
             from_values: 0,
             eps: 1e-6,
+            key_scale: 0.0,
+            value_scale: 0.0,
         };
         let grid = Grid {
             blocks: [12, m as u32, 1],
@@ -399,13 +403,18 @@ impl Bench<'_> {
             ("E4B sliding", 256, 8, 2, 512, false),
             ("E4B full", 512, 8, 2, 0, false),
         ];
-        for (name, head_dim, heads, kv_heads, window, values_only) in layers {
+        let forms = [false, true];
+        let layers = layers
+            .iter()
+            .flat_map(|layer| forms.map(|fp8| (*layer, fp8)));
+        for ((name, head_dim, heads, kv_heads, window, values_only), fp8) in layers {
             for end in [1024usize, 16_384, 50_000] {
                 if window > 0 && end > 1024 {
                     continue;
                 }
                 for rows in [1usize, 5, 64] {
-                    let name = format!("attention {name} context {end} rows {rows}");
+                    let stored = if fp8 { " FP8" } else { "" };
+                    let name = format!("attention {name}{stored} context {end} rows {rows}");
                     if !report.wants(&name) {
                         continue;
                     }
@@ -417,12 +426,14 @@ impl Bench<'_> {
                         page: 32,
                         rows,
                         end,
-                        values_only,
+                        form: PageForm { values_only, fp8 },
                     };
-                    let filler = |data, bytes| fill(device, data, bytes, 0);
+                    // Codes of any bits: no code of a half word is a NaN.
+                    let kind = if fp8 { 2 } else { 0 };
+                    let filler = |data, bytes| fill(device, data, bytes, kind);
                     let seen = if window == 0 { end } else { window.min(end) };
                     let sides = if values_only { 1 } else { 2 };
-                    let bytes = seen * kv_heads * head_dim * 2 * sides;
+                    let bytes = seen * kv_heads * head_dim * case.element() * sides;
                     let copies = (200usize << 20).div_ceil(bytes).clamp(1, 24);
                     let pools = (0..copies)
                         .map(|_| Pool::filled(device, &case, filler))
