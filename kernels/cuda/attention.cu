@@ -37,12 +37,14 @@ template <int D, int Q, bool V, bool E>
 struct Layout {
     static constexpr int PITCH = E ? D : D * 2;
     static constexpr int TILE = TILE_KEYS * PITCH;  // keys or values
-    // Mirrored in abi/attention.rs. In FP8 as many bytes are under way.
-    static constexpr int SLOTS = (D == 512   ? (Q == 1 ? 2 : 5)
-                                  : D == 256 ? (Q == 1 ? 5 : 8)
-                                             : 6) * (E ? 2 : 1);
-    // Many vectors leave room for one block: it has twice the warps.
-    static constexpr int WARPS = Q == 3 && D >= 256 && !V ? 16 : 8, THREADS = WARPS * 32;
+    // Mirrored in abi/attention.rs. In FP8 nearly as many bytes are under way.
+    static constexpr int SLOTS = E          ? (D == 512 ? (Q == 1 ? 4 : 8) : D == 256 && Q == 3 ? 16 : 8)
+                                 : D == 512 ? (Q == 1 ? 2 : 5)
+                                 : D == 256 ? (Q == 1 ? 5 : 8)
+                                            : 6;
+    // Many vectors leave room for one block: it has twice the warps, where these have the registers.
+    static constexpr bool TWICE = Q == 3 && (D == 256 || (D == 512 && !V && !E));
+    static constexpr int WARPS = TWICE ? 16 : 8, THREADS = WARPS * 32;
     static constexpr int COLUMNS = D / WARPS;         // of the values, a warp
     static constexpr int VECTORS = 16 * Q;
     static constexpr int PARTS = D == 64 ? 4 : 8;     // warps that share a score
@@ -210,7 +212,8 @@ __device__ __forceinline__ void scores(const AttentionArgs& a, const Work& w, ui
                                        const Part<D, Q, V, E>& part) {
     using L = Layout<D, Q, V, E>;
     // Pairs of chunks that one ldmatrix brings: a matrix has both of a pair in FP8, one in bf16.
-    constexpr int AT_ONCE = E ? L::MINE : L::MINE < 2 ? 1 : 2;
+    constexpr int MOST = E ? 4 : 2;
+    constexpr int AT_ONCE = L::MINE < MOST ? L::MINE : MOST;
     const uint32_t warp = threadIdx.x / 32 % L::PARTS, lane = threadIdx.x % 32;
     const uint32_t first = L::HALVES == 1 ? 0 : threadIdx.x / 32 / L::PARTS * 2;
 #pragma unroll(V ? 4 : 1)
@@ -221,7 +224,7 @@ __device__ __forceinline__ void scores(const AttentionArgs& a, const Work& w, ui
         for (int i = 0; i < L::MINE; i += AT_ONCE) {
             uint32_t k[4];
             if constexpr (E) {
-                const uint32_t chunk = warp + lane / 8 % AT_ONCE * L::PARTS;
+                const uint32_t chunk = warp + (i + lane / 8 % AT_ONCE) * L::PARTS;
                 load_matrix4(k, keys + chunk_at<L::PITCH>(key + lane % 8, chunk));
             } else {
                 const uint32_t chunk = warp + (i + lane / 16 % AT_ONCE) * L::PARTS;
@@ -342,12 +345,13 @@ __device__ __forceinline__ void mix(uint8_t* shared, uint32_t base, uint32_t val
                         for (int q = 0; q < Q; q++) mma_bf16(out[q][0], w[q], u, l);
                         continue;
                     }
-                    const uint32_t u0 = first_codes(upper), l0 = first_codes(lower);
-                    const uint32_t u1 = second_codes(upper), l1 = second_codes(lower);
 #pragma unroll
-                    for (int q = 0; q < Q; q++) {
-                        mma_bf16(out[q][2 * (n + c) % (L::COLUMNS / 8)], w[q], u0, l0);
-                        mma_bf16(out[q][(2 * (n + c) + 1) % (L::COLUMNS / 8)], w[q], u1, l1);
+                    for (int half = 0; half < 2; half++) {
+                        const uint32_t u = half ? second_codes(upper) : first_codes(upper);
+                        const uint32_t l = half ? second_codes(lower) : first_codes(lower);
+#pragma unroll
+                        for (int q = 0; q < Q; q++)
+                            mma_bf16(out[q][(2 * (n + c) + half) % (L::COLUMNS / 8)], w[q], u, l);
                     }
                 }
             }

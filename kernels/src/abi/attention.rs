@@ -136,15 +136,18 @@ impl AttentionPlan {
         let blocks = if vectors <= 16 { 1 } else { 3 };
         let per_block = 16 * blocks;
         // Mirrors the layout in attention.cu.
-        let slots = match (head_dim, blocks) {
-            (512, 1) => 2,
-            (64 | 128, _) => 6,
-            (256, 3) => 8,
-            _ => 5,
+        let slots = match (form.fp8, head_dim, blocks) {
+            (false, 512, 1) => 2,
+            (false, 64 | 128, _) => 6,
+            (false, 256, 3) => 8,
+            (false, ..) => 5,
+            (true, 512, 1) => 4,
+            (true, 256, 3) => 16,
+            (true, ..) => 8,
         };
+        let element = if form.fp8 { 1 } else { 2 };
         let parts = if head_dim == 64 { 4 } else { 8 };
-        // In FP8 twice as many slots of half the bytes.
-        let shared = slots * TILE_KEYS * head_dim * 2
+        let shared = slots * TILE_KEYS * head_dim * element
             + parts * per_block * (TILE_KEYS + 8) * 4
             + per_block * (TILE_KEYS * 2 + 16)
             + per_block * 12
@@ -156,10 +159,10 @@ impl AttentionPlan {
             form,
             blocks,
             grid: [height as u32, spans as u32, splits as u32],
-            threads: if blocks == 3 && head_dim >= 256 && !form.values_only {
-                512
-            } else {
-                256
+            threads: match (blocks, head_dim) {
+                (3, 256) => 512,
+                (3, 512) if form == PageForm::default() => 512,
+                _ => 256,
             },
             shared,
         }
@@ -195,12 +198,17 @@ mod tests {
         for head_dim in [64, 128, 256, 512] {
             for rows in 1..=9 {
                 for (heads, kv_heads) in [(8, 8), (8, 1), (16, 1), (32, 4)] {
-                    let form = PageForm::default();
-                    let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1, form);
-                    assert!(plan.shared <= 227 * 1024, "{plan:?}");
-                    let vectors = rows * heads / kv_heads;
-                    let covered = plan.grid[0] as usize / kv_heads * 16 * plan.blocks;
-                    assert!(covered >= vectors, "{plan:?}");
+                    for fp8 in [false, true] {
+                        let form = PageForm {
+                            values_only: false,
+                            fp8,
+                        };
+                        let plan = AttentionPlan::plan(head_dim, heads, kv_heads, rows, 1, 1, form);
+                        assert!(plan.shared <= 227 * 1024, "{plan:?}");
+                        let vectors = rows * heads / kv_heads;
+                        let covered = plan.grid[0] as usize / kv_heads * 16 * plan.blocks;
+                        assert!(covered >= vectors, "{plan:?}");
+                    }
                 }
             }
         }
