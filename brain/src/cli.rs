@@ -212,6 +212,9 @@ pub struct BenchArgs {
     /// Generations at a time to measure.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     pub batches: Vec<usize>,
+    /// Measure fixed depths too: so many drafts in every round.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub depths: Vec<u32>,
     /// Tokens of an answer.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = clap::value_parser!(u32).range(2..))]
     pub tokens: u32,

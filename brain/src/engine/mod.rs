@@ -24,6 +24,6 @@ pub use crate::snapshot::ledger::RunUsage;
 pub use error::{EngineError, Health};
 pub use generation::{Cursor, LogEvent, Started};
 pub use handle::{Attached, Engine, EngineConfig, EngineStats, StartError};
-pub use observer::Observer;
+pub use observer::{Observer, Turn};
 pub use saver::{Revive, Storage};
 pub use tiers::TierStats;

@@ -13,7 +13,9 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{generation::Generation, handle::Shared, persist::Persister, tiers::Tiers};
+use super::{
+    generation::Generation, handle::Shared, observer::Turn, persist::Persister, tiers::Tiers,
+};
 use crate::{
     backend::{Executor, Lost},
     sched::{
@@ -249,7 +251,7 @@ impl EngineThread {
             return;
         };
         if !step.seqs.iter().any(|rows| self.is_suspect(rows.seq)) {
-            if let Err(failure) = self.compute(&step) {
+            if let Err(failure) = self.compute(&step, now) {
                 self.recover(&step, &failure);
             }
             return;
@@ -258,7 +260,7 @@ impl EngineThread {
             // A part of a plan is a plan.
             let seq = rows.seq;
             let alone = Step { seqs: vec![rows] };
-            let Err(failure) = self.compute(&alone) else {
+            let Err(failure) = self.compute(&alone, now) else {
                 continue;
             };
             if self.is_suspect(seq) {
@@ -303,8 +305,8 @@ impl EngineThread {
         }
     }
 
-    /// Runs a step, takes the results in and publishes them.
-    fn compute(&mut self, step: &Step) -> Result<(), Failure> {
+    /// Runs a step whose planning began at `begun`, takes the results in and publishes them.
+    fn compute(&mut self, step: &Step, begun: Duration) -> Result<(), Failure> {
         let clock = self.shared.clock.clone();
         let before = clock.now();
         self.shared.pulse.begin(before);
@@ -362,6 +364,9 @@ impl EngineThread {
                 }
                 Event::Finished { seq, outcome } => self.finish(now, seq, outcome),
             }
+        }
+        if let Some(observer) = self.shared.observer() {
+            observer.turn(&turn(step, [begun, before, now, clock.now()]));
         }
         Ok(())
     }
@@ -452,6 +457,29 @@ impl EngineThread {
             let _ = done.send(cut);
         }
     }
+}
+
+/// What a step was, and the times at which planning, the device and publishing began and ended.
+fn turn(step: &Step, [begun, planned, computed, published]: [Duration; 4]) -> Turn {
+    let mut turn = Turn {
+        begun,
+        planned,
+        computed,
+        published,
+        ..Turn::default()
+    };
+    for rows in &step.seqs {
+        let drafts = rows.sample.as_ref().map_or(0, |sample| sample.drafts);
+        turn.emitting += usize::from(rows.sample.is_some());
+        turn.drafts += drafts;
+        let decodes = rows.sample.is_some() && rows.tokens.len() == drafts + 1;
+        turn.prefill += if decodes {
+            0
+        } else {
+            rows.tokens.len() - drafts
+        };
+    }
+    turn
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

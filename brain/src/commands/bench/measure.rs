@@ -2,7 +2,10 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use super::report::{BatchRow, ContextRow, RestartRow, Results, ReuseRow, StallRow};
+use super::{
+    report::{BatchRow, ContextRow, DepthRow, RestartRow, Results, ReuseRow},
+    stall::stall,
+};
 use crate::{
     bringup::{self, Trial},
     cli::BenchArgs,
@@ -20,8 +23,6 @@ use crate::{
 /// Tokens of a turn's question and of the prompts of a batch.
 const QUESTION: usize = 16;
 const BATCH_PROMPT: usize = 128;
-/// Gaps between tokens that make the usual one.
-const USUAL_GAPS: usize = 200;
 /// Time that an engine gets to save what the next one takes in.
 const SAVING: Duration = Duration::from_secs(600);
 
@@ -38,16 +39,16 @@ pub(super) struct Bench<'a> {
 }
 
 /// An engine, and how it is asked.
-struct Device {
+pub(super) struct Device {
     /// Begins the ids of its generations: a successor knows those of its predecessor.
     name: &'static str,
-    engine: Engine,
+    pub(super) engine: Engine,
     facts: Arc<ModelFacts>,
     asked: u64,
 }
 
 /// A generation's tokens, prompt included, and how it went.
-struct Done {
+pub(super) struct Done {
     log: Vec<TokenId>,
     outcome: Outcome,
 }
@@ -78,9 +79,9 @@ impl Bench<'_> {
             .await?;
         for &context in &contexts {
             (self.progress)(&format!("context of {context} tokens"));
-            results
-                .contexts
-                .push(self.context(&mut device, context).await?);
+            let (row, depths) = self.context(&mut device, context).await?;
+            results.contexts.push(row);
+            results.depths.extend(depths);
         }
         for &sequences in &self.args.batches {
             (self.progress)(&format!("batch of {sequences}"));
@@ -94,7 +95,9 @@ impl Bench<'_> {
         }
         if let Some(&context) = contexts.last().filter(|&&context| context > 0) {
             (self.progress)(&format!("decoding while {context} tokens are computed"));
-            results.stall.push(self.stall(&mut device, context).await?);
+            let (row, gaps) = stall(&mut device, context).await?;
+            results.stall.push(row);
+            results.gaps = gaps;
         }
         device.end().await;
         if let Some(&context) = contexts.last().filter(|&&context| context > 0) {
@@ -125,8 +128,13 @@ impl Bench<'_> {
         }
     }
 
-    /// Prefill, then decoding with and without drafts in turns.
-    async fn context(&self, device: &mut Device, context: usize) -> Result<ContextRow, Error> {
+    /// Prefill, then decoding without drafts, with as many as brain chooses, and at the fixed depths
+    /// asked for, in turns.
+    async fn context(
+        &self,
+        device: &mut Device,
+        context: usize,
+    ) -> Result<(ContextRow, Vec<DepthRow>), Error> {
         let prompt = device.prompt(context.max(1));
         let cold = device.ask(prompt.clone(), 1, DraftDepth::Fixed(0)).await?;
         let mut row = ContextRow {
@@ -135,6 +143,7 @@ impl Bench<'_> {
             ..ContextRow::default()
         };
         let (mut plain, mut drafted, mut gains) = (Vec::new(), Vec::new(), Vec::new());
+        let mut fixed = vec![Vec::new(); self.args.depths.len()];
         for _ in 0..self.args.repeats.max(1) {
             let tokens = self.args.tokens;
             let without = device
@@ -153,11 +162,22 @@ impl Bench<'_> {
             row.drafted += usage.drafted;
             row.accepted += usage.accepted;
             row.rounds += usage.rounds;
+            for (&depth, rates) in self.args.depths.iter().zip(&mut fixed) {
+                let depth = DraftDepth::Fixed(depth);
+                let at_it = device.ask(prompt.clone(), tokens, depth).await?;
+                rates.push(decode_rate(&at_it.outcome));
+            }
         }
         row.decode_per_second = median(plain);
         row.drafted_per_second = median(drafted);
         row.gain = median(gains);
-        Ok(row)
+        let depths = self.args.depths.iter().zip(fixed);
+        let depths = depths.map(|(&depth, rates)| DepthRow {
+            context,
+            depth,
+            tokens_per_second: median(rates),
+        });
+        Ok((row, depths.collect()))
     }
 
     /// Many at a time: their prompts are computed before the clock starts.
@@ -210,29 +230,6 @@ impl Bench<'_> {
         })
     }
 
-    /// Somebody reads token after token; then a long prompt comes.
-    async fn stall(&self, device: &mut Device, context: usize) -> Result<StallRow, Error> {
-        let room = device.engine.max_len().saturating_sub(QUESTION);
-        let prompt = device.prompt(QUESTION);
-        let mut reading = device.open(prompt, room as u32, DraftDepth::Fixed(0))?;
-        let never = std::future::pending::<Result<Done, Error>>();
-        let usual = gaps(&mut reading, USUAL_GAPS, never).await?;
-        let prompt = device.prompt(context);
-        let computed = device.ask(prompt, 1, DraftDepth::Fixed(0));
-        let mut during = gaps(&mut reading, usize::MAX, computed).await?;
-        let id = reading.generation_id().to_owned();
-        device.engine.cancel(&id);
-        during.sort_unstable_by(f64::total_cmp);
-        let late = during.len() * 99 / 100;
-        Ok(StallRow {
-            context,
-            usual_ms: median(usual),
-            late_ms: during.get(late).copied().unwrap_or(0.0),
-            worst_ms: during.last().copied().unwrap_or(0.0),
-            median_ms: median(during),
-        })
-    }
-
     /// A turn, then another brain, and the next turn there: from the snapshot, and computed.
     async fn restart(&self, context: usize) -> Result<RestartRow, Error> {
         let config = Config {
@@ -274,7 +271,7 @@ impl Device {
     }
 
     /// Tokens that no prompt before began with.
-    fn prompt(&mut self, len: usize) -> Vec<TokenId> {
+    pub(super) fn prompt(&mut self, len: usize) -> Vec<TokenId> {
         self.asked += 1;
         let vocab = self.engine.limits().vocab_size as u64;
         let mut state = self.asked;
@@ -287,7 +284,7 @@ impl Device {
         (0..len).map(scattered).collect()
     }
 
-    fn open(
+    pub(super) fn open(
         &mut self,
         prompt: Vec<TokenId>,
         tokens: u32,
@@ -308,7 +305,7 @@ impl Device {
         Ok(attached.cursor)
     }
 
-    async fn ask(
+    pub(super) async fn ask(
         &mut self,
         prompt: Vec<TokenId>,
         tokens: u32,
@@ -342,35 +339,6 @@ async fn read(mut cursor: Cursor) -> Result<(Vec<TokenId>, Outcome), Error> {
     Err(Error::Serving("the engine has stopped".into()))
 }
 
-/// Milliseconds between the rounds of a stream, until there are `count` or `other` is done.
-async fn gaps<T>(
-    stream: &mut Cursor,
-    count: usize,
-    other: impl Future<Output = Result<T, Error>>,
-) -> Result<Vec<f64>, Error> {
-    let mut other = std::pin::pin!(other);
-    let mut gaps = Vec::new();
-    let mut last = None;
-    while gaps.len() < count {
-        let event = tokio::select! {
-            event = stream.next() => event,
-            done = &mut other => {
-                done?;
-                break;
-            }
-        };
-        if !matches!(event, Some(LogEvent::Tokens { .. })) {
-            let reason = "the answer beside the prompt ended before it";
-            return Err(Error::Serving(reason.into()));
-        }
-        let now = std::time::Instant::now();
-        if let Some(last) = last.replace(now) {
-            gaps.push(millis(now - last));
-        }
-    }
-    Ok(gaps)
-}
-
 /// Tokens behind the first, a second.
 fn decode_rate(outcome: &Outcome) -> f64 {
     rate(
@@ -383,11 +351,11 @@ fn rate(tokens: usize, time: Duration) -> f64 {
     tokens as f64 / time.as_secs_f64().max(1e-9)
 }
 
-fn millis(time: Duration) -> f64 {
+pub(super) fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }

@@ -7,6 +7,7 @@
 mod measure;
 mod plot;
 mod report;
+mod stall;
 
 use std::{fs, io::Write as _, path::Path};
 

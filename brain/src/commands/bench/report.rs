@@ -26,10 +26,16 @@ pub(super) struct Results {
     #[serde(default)]
     pub(super) stretched_to: Option<usize>,
     pub(super) contexts: Vec<ContextRow>,
+    /// At fixed depths, where they were asked for.
+    #[serde(default)]
+    pub(super) depths: Vec<DepthRow>,
     pub(super) batches: Vec<BatchRow>,
     pub(super) reuse: Vec<ReuseRow>,
     #[serde(default)]
     pub(super) stall: Vec<StallRow>,
+    /// The longest gaps meanwhile.
+    #[serde(default)]
+    pub(super) gaps: Vec<GapRow>,
     pub(super) restart: Vec<RestartRow>,
 }
 
@@ -48,6 +54,14 @@ pub(super) struct ContextRow {
     pub(super) drafted: usize,
     pub(super) accepted: usize,
     pub(super) rounds: usize,
+}
+
+/// One sequence that drafts as many tokens in every round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct DepthRow {
+    pub(super) context: usize,
+    pub(super) depth: u32,
+    pub(super) tokens_per_second: f64,
 }
 
 /// Several sequences at a time.
@@ -70,17 +84,47 @@ pub(super) struct ReuseRow {
     pub(super) cached_share: f64,
 }
 
-/// What somebody who is reading feels of a prompt that is computed meanwhile.
+/// What somebody who is reading feels of a prompt that is computed meanwhile: milliseconds from one
+/// token to the next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub(super) struct StallRow {
     /// Tokens of that prompt.
     pub(super) context: usize,
-    /// Between two tokens, before it came: the median.
+    /// As the engine publishes them, before it came: the median and the longest.
     pub(super) usual_ms: f64,
+    pub(super) usual_worst_ms: f64,
     /// While it was computed: the median, the longest but one in a hundred, and the longest.
     pub(super) median_ms: f64,
     pub(super) late_ms: f64,
     pub(super) worst_ms: f64,
+    /// The longest of what is left when waits for a core are taken away, where the system counts them.
+    pub(super) worst_own_ms: Option<f64>,
+    /// As the reader gets them: the median before it came, and the longest while it was computed.
+    pub(super) read_usual_ms: f64,
+    pub(super) read_worst_ms: f64,
+}
+
+/// One of the longest gaps, and where its time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct GapRow {
+    pub(super) gap_ms: f64,
+    /// Tokens of the prompt computed in it.
+    pub(super) prefill: usize,
+    /// How long a thread that computes could have run and had no core, where the system counts it.
+    pub(super) waited_ms: Option<f64>,
+    /// From the last token's publishing until planning began: saving, commands, waiting for a core.
+    pub(super) between_ms: f64,
+    pub(super) planning_ms: f64,
+    pub(super) device_ms: f64,
+    pub(super) publishing_ms: f64,
+}
+
+impl GapRow {
+    /// What is left without the wait for a core.
+    pub(super) fn own_ms(&self) -> Option<f64> {
+        Some(self.gap_ms - self.waited_ms?)
+    }
 }
 
 /// The next turn in another brain.
@@ -129,6 +173,21 @@ pub(super) fn markdown(results: &Results) -> String {
     });
     let heads = "context | prefill tokens/s | decode tokens/s | with drafts | gain | drafts a round | accepted";
     table(&mut text, "One sequence", heads, rows);
+    let rows = results.depths.iter().filter_map(|row| {
+        let chosen = results
+            .contexts
+            .iter()
+            .find(|at| at.context == row.context)?;
+        Some(format!(
+            "| {} | {} | {:.1} | {:.2} |",
+            row.context,
+            row.depth,
+            row.tokens_per_second,
+            chosen.drafted_per_second / row.tokens_per_second.max(f64::MIN_POSITIVE),
+        ))
+    });
+    let heads = "context | drafts in every round | tokens/s | as many as brain chooses, over that";
+    table(&mut text, "Fixed depths", heads, rows);
     let rows = results.batches.iter();
     let rows = rows.map(|row| format!("| {} | {:.1} |", row.sequences, row.tokens_per_second));
     table(&mut text, "Batches", "sequences | tokens/s of all", rows);
@@ -143,24 +202,7 @@ pub(super) fn markdown(results: &Results) -> String {
     });
     let heads = "context | first turn, ms to the first token | next turn | from the cache";
     table(&mut text, "Prefix reuse", heads, rows);
-    let rows = results.stall.iter().map(|row| {
-        format!(
-            "| {} | {:.2} | {:.2} | {:.2} | {:.2} ({:.1} times the usual) |",
-            row.context,
-            row.usual_ms,
-            row.median_ms,
-            row.late_ms,
-            row.worst_ms,
-            row.worst_ms / row.usual_ms.max(f64::MIN_POSITIVE),
-        )
-    });
-    let heads = "prompt beside it | usual ms between tokens | median | 99 % below | longest";
-    table(
-        &mut text,
-        "Decoding while a prompt is computed",
-        heads,
-        rows,
-    );
+    stall_tables(&mut text, results);
     let rows = results.restart.iter().map(|row| {
         format!(
             "| {} | {:.1} | {:.1} | {:.2} % |",
@@ -173,6 +215,46 @@ pub(super) fn markdown(results: &Results) -> String {
     let heads = "context | computed, ms to the first token | from the snapshot | of the tokens";
     table(&mut text, "Restart", heads, rows);
     text
+}
+
+/// What a prompt beside them does to tokens.
+fn stall_tables(text: &mut String, results: &Results) {
+    let times = |worst: f64, usual: f64| worst / usual.max(f64::MIN_POSITIVE);
+    let rows = results.stall.iter().map(|row| {
+        format!(
+            "| {} | {:.2}, {:.2} | {:.2} | {:.2} | {:.2} ({:.1} times the usual) | {} | {:.2} ({:.1} times) |",
+            row.context,
+            row.usual_ms,
+            row.usual_worst_ms,
+            row.median_ms,
+            row.late_ms,
+            row.worst_ms,
+            times(row.worst_ms, row.usual_ms),
+            row.worst_own_ms.map_or("not counted".into(), |own| format!(
+                "{own:.2} ({:.1} times)",
+                times(own, row.usual_ms)
+            )),
+            row.read_worst_ms,
+            times(row.read_worst_ms, row.read_usual_ms),
+        )
+    });
+    let heads = "prompt beside it | usual ms between tokens, longest | median | 99 % below | longest | without waits for a core | longest as read";
+    table(text, "Decoding while a prompt is computed", heads, rows);
+    let rows = results.gaps.iter().map(|gap| {
+        format!(
+            "| {:.2} | {} | {} | {:.2} | {:.2} | {:.2} | {:.2} |",
+            gap.gap_ms,
+            gap.prefill,
+            gap.waited_ms
+                .map_or("?".into(), |waited| format!("{waited:.2}")),
+            gap.device_ms,
+            gap.planning_ms,
+            gap.publishing_ms,
+            gap.between_ms,
+        )
+    });
+    let heads = "ms | tokens of the prompt in it | of it waiting for a core | device | planning | publishing | between turns";
+    table(text, "The longest gaps meanwhile", heads, rows);
 }
 
 /// What a reader must know before believing a figure.
@@ -271,6 +353,11 @@ pub(super) fn sample() -> Results {
         device: "cpu".into(),
         fingerprint: "0123456789abcdef0123".into(),
         contexts: vec![at(0, 100.0, 180.0), at(4096, 80.0, 90.0)],
+        depths: vec![DepthRow {
+            context: 4096,
+            depth: 2,
+            tokens_per_second: 100.0,
+        }],
         batches: vec![BatchRow {
             sequences: 4,
             tokens_per_second: 300.0,
@@ -278,9 +365,22 @@ pub(super) fn sample() -> Results {
         stall: vec![StallRow {
             context: 4096,
             usual_ms: 2.0,
+            usual_worst_ms: 2.5,
             median_ms: 3.0,
             late_ms: 4.5,
             worst_ms: 5.0,
+            worst_own_ms: Some(4.8),
+            read_usual_ms: 2.0,
+            read_worst_ms: 6.0,
+        }],
+        gaps: vec![GapRow {
+            gap_ms: 5.0,
+            prefill: 12,
+            waited_ms: Some(0.2),
+            between_ms: 0.25,
+            planning_ms: 0.5,
+            device_ms: 4.0,
+            publishing_ms: 0.25,
         }],
         restart: vec![RestartRow {
             context: 4096,
@@ -304,9 +404,11 @@ mod tests {
         let text = markdown(&results);
         for line in [
             "| 0 | 1000 | 100.0 | 180.0 | 1.80 | 4.0 | 75 % |",
+            "| 4096 | 2 | 100.0 | 0.90 |",
             "| 4 | 300.0 |",
             "| 4096 | 4000.0 | 40.0 | 99.95 % |",
-            "| 4096 | 2.00 | 3.00 | 4.50 | 5.00 (2.5 times the usual) |",
+            "| 4096 | 2.00, 2.50 | 3.00 | 4.50 | 5.00 (2.5 times the usual) | 4.80 (2.4 times) | 6.00 (3.0 times) |",
+            "| 5.00 | 12 | 0.20 | 4.00 | 0.50 | 0.25 | 0.25 |",
             "no drafter",
         ] {
             assert!(text.contains(line), "{line} in {text}");
