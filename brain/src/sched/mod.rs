@@ -14,6 +14,7 @@ pub mod image;
 pub mod mask;
 pub mod math;
 pub mod ngram;
+pub mod pace;
 pub mod philox;
 pub mod pins;
 mod plan;

@@ -19,6 +19,8 @@ const GRAM: usize = 3;
 const LONGEST: usize = 16;
 /// Kinds of repetitions by their length: how often each is right is watched by itself.
 const KINDS: usize = 3;
+/// Tokens taken in at a time: a long prompt is no reason to make others wait.
+const AT_A_TIME: usize = 1024;
 
 /// Looking up in one sequence: how many tokens of what is found become drafts, by its kind.
 #[derive(Clone, Debug, Default)]
@@ -108,15 +110,23 @@ struct Ngrams {
 }
 
 impl Ngrams {
-    /// Finds what followed the last time the tokens ended as they do now. `tokens` only ever grows
-    /// from call to call.
+    /// Finds what followed the last time the tokens ended as they do now; `None` while there is more
+    /// to take in than goes at a time. `tokens` only ever grows from call to call.
     fn find(&mut self, tokens: &[TokenId]) -> Option<Found> {
-        for end in self.known.max(GRAM)..tokens.len() {
+        if self.last.is_empty() {
+            self.last.reserve(tokens.len());
+        }
+        let first = self.known.max(GRAM);
+        let until = tokens.len().min(first + AT_A_TIME);
+        for end in first..until {
             if let Some(gram) = tokens[..end].last_chunk::<GRAM>() {
                 self.last.insert(*gram, end);
             }
         }
-        self.known = tokens.len();
+        self.known = until;
+        if until < tokens.len() {
+            return None;
+        }
         let next = *self.last.get(tokens.last_chunk::<GRAM>()?)?;
         let before = tokens[..next].iter().rev().zip(tokens.iter().rev());
         let length = before.take(LONGEST).take_while(|(a, b)| a == b).count();
@@ -147,6 +157,15 @@ mod tests {
         assert_eq!((found.next, found.kind), (12, Kind(2)));
         // A run of one token follows itself.
         assert_eq!(Ngrams::default().find(&[7; 5]).unwrap().next, 4);
+    }
+
+    #[test]
+    fn a_long_text_is_taken_in_over_several_rounds() {
+        let tokens: Vec<TokenId> = (0..3000).chain(10..20).collect();
+        let mut grams = Ngrams::default();
+        let tries = (1..).find(|_| grams.find(&tokens).is_some());
+        assert_eq!(tries, Some(3));
+        assert_eq!(grams.find(&tokens).map(|found| found.next), Some(20));
     }
 
     proptest! {

@@ -27,7 +27,9 @@ use brain::{
         sequence::Outcome,
         stats::Stats,
         tokens::PrefixKey,
-        types::{BlockId, DraftDepth, Emitted, Group, SamplingParams, SeqId, Step, TokenId},
+        types::{
+            BlockId, DraftDepth, Emitted, Group, SamplingParams, SeqId, SeqStep, Step, TokenId,
+        },
     },
 };
 use proptest::prelude::*;
@@ -323,6 +325,8 @@ pub struct Simulation {
     pub step: usize,
     /// Microseconds that a row takes.
     pub row_time: u64,
+    /// Nanoseconds that a row takes for every token before it.
+    pub token_time: u64,
     /// How long the last step took.
     pub elapsed: Duration,
     /// What it is made from.
@@ -345,6 +349,7 @@ impl Simulation {
             done: Vec::new(),
             step: 0,
             row_time: 7,
+            token_time: 0,
             elapsed: Duration::ZERO,
             world: world.clone(),
             gone: Vec::new(),
@@ -552,7 +557,10 @@ impl Simulation {
             Some(Accident::Ended) => self.restart(true)?,
             None => {
                 // Time is a number like any other; this one makes depths vary.
-                let elapsed = Duration::from_micros(100 + self.row_time * step.rows() as u64);
+                let behind = |rows: &SeqStep| (rows.tokens.len() * rows.start) as u64;
+                let behind: u64 = step.seqs.iter().map(behind).sum();
+                let elapsed = Duration::from_micros(100 + self.row_time * step.rows() as u64)
+                    + Duration::from_nanos(self.token_time * behind);
                 self.elapsed = elapsed;
                 let events = self.scheduler.commit(self.now(), &step, output, elapsed);
                 for event in events.map_err(|error| TestCaseError::fail(error.to_string()))? {
