@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    cost::Batch,
+    cost::{Batch, Drafted},
     pins::Place,
     prefix::{Origin, PrefixCache},
     scheduler::{Event, Scheduler},
@@ -30,7 +30,7 @@ impl Scheduler {
         elapsed: Duration,
     ) -> Result<Vec<Event>, BadOutput> {
         self.check(step, &output)?;
-        self.learn_cost(step, elapsed);
+        self.learn_cost(step, &output, elapsed);
         self.counters.steps += 1;
         self.counters.rows += step.rows() as u64;
         let mut events = Vec::new();
@@ -89,26 +89,35 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Steps that only decode teach what a draft costs, others what a row of prefill does.
-    fn learn_cost(&mut self, step: &Step, elapsed: Duration) {
-        let (mut drafts, mut prefill, mut sequences, mut context) = (0, 0, 0, 0);
-        for rows in &step.seqs {
+    /// Steps that only decode teach what is usual and what a draft costs, others what rows of
+    /// prefill do.
+    fn learn_cost(&mut self, step: &Step, output: &StepOutput, elapsed: Duration) {
+        let (mut drafted, mut sequences, mut context) = (Drafted::default(), 0, 0);
+        let (mut prefill, mut before) = (0, 0);
+        for (rows, result) in step.seqs.iter().zip(&output.seqs) {
             match &rows.sample {
                 Some(sample) if rows.tokens.len() == sample.drafts + 1 => {
-                    drafts += sample.drafts + sample.next_drafts;
+                    drafted.made += sample.next_drafts;
+                    drafted.checked += sample.drafts;
+                    drafted.accepted += result.tokens.len() - 1;
                     sequences += 1;
                     context += rows.start;
                 }
-                _ => prefill += rows.tokens.len(),
+                _ => {
+                    prefill += rows.tokens.len();
+                    before += rows.tokens.len() * rows.start;
+                }
             }
         }
         let context = context / sequences.max(1);
         let batch = Batch { sequences, context };
         if prefill > 0 {
-            self.cost.observe_prefill(batch, prefill, elapsed);
+            let rows = (prefill, before / prefill);
+            self.pace.observe_prefill(batch, rows, elapsed);
             return;
         }
-        self.cost.observe(batch, drafts as f64 / 2.0, elapsed);
+        self.pace.observe_decode(batch, elapsed);
+        self.cost.observe(batch, drafted, elapsed);
     }
 
     fn commit_sequence(

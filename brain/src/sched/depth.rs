@@ -2,8 +2,8 @@
 //!
 //! Two things decide: how likely each draft is to be accepted, watched per sequence and position,
 //! and what one more draft costs, measured over whole steps (see `cost`). The depth chosen is the
-//! one with the most tokens per second. Depth 0 is a fair answer, from which a cheap probe looks
-//! now and then whether drafting has become worth it.
+//! one with the most tokens per second. Depth 0 is a fair answer, from which all sequences together
+//! look now and then whether drafting has become worth it.
 //!
 //! Pure: times come in as numbers, and nothing here can change a token.
 
@@ -13,12 +13,17 @@ use super::cost::{Batch, StepCost};
 const WATCHED: usize = 16;
 /// Weight of what was known before the first observation, in observations.
 const PRIOR_WEIGHT: f64 = 3.0;
-/// What an observation still weighs after the next one.
+/// The same of what all sequences have seen.
+const EVERYONES_WEIGHT: f64 = 20.0;
+/// What an observation still weighs after the next one: one of a sequence, and one of all.
 const MEMORY: f64 = 0.98;
-/// A draft must beat the average token by this much: measured times waver.
+const EVERYONES_MEMORY: f64 = 0.998;
+/// Drafts must promise this much more tokens before anybody begins with them: measured times waver.
 const MARGIN: f64 = 1.02;
 /// Rounds that a sequence goes without drafts, while others draft, before its own are tried again.
 const RETRY_AFTER: u32 = 64;
+/// Drafts at most while what they cost is a guess.
+const GUESSED_MOST: usize = 2;
 
 /// How often drafts were accepted at each position, given that all before them were.
 #[derive(Clone, Debug)]
@@ -37,13 +42,17 @@ impl Default for Acceptance {
 }
 
 impl Acceptance {
-    /// Takes a round in: of `drafted` drafts the first `accepted` were right.
+    /// Takes in a round of one of all sequences: of `drafted` drafts the first `accepted` were right.
     pub fn observe(&mut self, drafted: usize, accepted: usize) {
+        self.remember(drafted, accepted, EVERYONES_MEMORY);
+    }
+
+    fn remember(&mut self, drafted: usize, accepted: usize, memory: f64) {
         // The first wrong draft was checked too; those behind it say nothing.
         for position in 0..drafted.min(accepted + 1) {
             let at = position.min(WATCHED - 1);
-            self.checked[at] = self.checked[at] * MEMORY + 1.0;
-            self.accepted[at] *= MEMORY;
+            self.checked[at] = self.checked[at] * memory + 1.0;
+            self.accepted[at] *= memory;
             if position < accepted {
                 self.accepted[at] += 1.0;
             }
@@ -61,8 +70,8 @@ impl Acceptance {
         };
         // A guess fades as experience comes in; the experience of all stays what one is part of.
         let weight = match prior {
-            Some(_) => PRIOR_WEIGHT,
-            None => PRIOR_WEIGHT * (1.0 - self.checked[at] * (1.0 - MEMORY)),
+            Some(_) => EVERYONES_WEIGHT * (1.0 - 0.8 * self.checked[at] * (1.0 - MEMORY)),
+            None => PRIOR_WEIGHT * (1.0 - self.checked[at] * (1.0 - EVERYONES_MEMORY)),
         };
         (self.accepted[at] + expected * weight) / (self.checked[at] + weight)
     }
@@ -79,7 +88,7 @@ pub struct Depth {
 impl Depth {
     /// Takes a round in.
     pub fn observe(&mut self, drafted: usize, accepted: usize) {
-        self.acceptance.observe(drafted, accepted);
+        self.acceptance.remember(drafted, accepted, MEMORY);
         if drafted == 0 {
             self.idle_rounds += 1;
             return;
@@ -114,24 +123,29 @@ impl Depth {
         batch: Batch,
         at_most: usize,
     ) -> usize {
-        let Some((base, per_draft)) = cost.of(batch) else {
+        let Some(share) = cost.share(batch) else {
             return 0;
         };
-        let base = base / batch.sequences.max(1) as f64;
-        let (mut best, mut best_rate) = (0, 1.0 / base.max(f64::MIN_POSITIVE) * MARGIN);
+        let most = match cost.is_guessed(batch) {
+            true => at_most.min(GUESSED_MOST),
+            false => at_most,
+        };
+        let least = if cost.drafts(batch) { 1.0 } else { MARGIN };
+        let (mut best, mut best_rate) = (0, least);
         let (mut tokens, mut survives) = (1.0, 1.0);
-        for depth in 1..=at_most {
+        for depth in 1..=most {
             survives *= self.acceptance.conditional(Some(everyone), depth - 1);
             tokens += survives;
-            let rate = tokens / (base + per_draft * depth as f64).max(f64::MIN_POSITIVE);
+            let rate = tokens / (1.0 + share * depth as f64);
             if rate > best_rate {
                 (best, best_rate) = (depth, rate);
             }
         }
-        if best == 0 && at_most > 0 && (cost.wants_probe(batch) || self.wants_retry()) {
-            return 1;
+        let tries = cost.wants_probe(batch) || cost.drafts(batch) && self.wants_retry();
+        match best {
+            0 => at_most.min(usize::from(tries)),
+            _ => best,
         }
-        best
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::*;
+use super::{super::cost::Drafted, *};
 
 const LONE: Batch = Batch {
     sequences: 1,
@@ -73,7 +73,7 @@ fn play(truth: Truth, batch: Batch, length: usize, rounds: usize) -> (Vec<usize>
     sequences.resize_with(batch.sequences, Default::default);
     let (mut tokens, mut time) = (0, 0.0);
     for round in 0..rounds {
-        let mut drafts_of_all = 0;
+        let mut drafted = Drafted::default();
         for (depth, drafts, emitted) in &mut sequences {
             let right = |_: &usize| numbers.next() < truth.right;
             let accepted = (0..*drafts).take_while(right).count();
@@ -83,19 +83,21 @@ fn play(truth: Truth, batch: Batch, length: usize, rounds: usize) -> (Vec<usize>
             tokens += accepted + 1;
             let left = length.saturating_sub(*emitted + 1);
             let next = depth.choose(&everyone, &cost, batch, left.min(8));
-            drafts_of_all += *drafts + next;
+            drafted.made += next;
+            drafted.checked += *drafts;
+            drafted.accepted += accepted;
             chosen.push(next);
             *drafts = next;
             if *emitted >= length {
                 (*depth, *drafts, *emitted) = (Depth::default(), 0, 0);
             }
         }
-        let mean = drafts_of_all as f64 / 2.0;
+        let mean = (drafted.made + drafted.checked) as f64 / 2.0;
         // A draft costs a share of a step whatever the batch: the slope is per sequence.
         let step = 1.0 + truth.slope * mean / batch.sequences as f64;
         time += step;
         let measured = step * truth.noise.factor(round, &mut numbers);
-        cost.observe(batch, mean, Duration::from_secs_f64(measured / 1000.0));
+        cost.observe(batch, drafted, Duration::from_secs_f64(measured / 1000.0));
     }
     (chosen, time * batch.sequences as f64 / tokens as f64)
 }
@@ -191,7 +193,12 @@ fn drafting_comes_back_when_drafts_become_good() {
             everyone.observe(drafts, accepted);
             let next = depth.choose(&everyone, &cost, LONE, 4);
             let mean = (drafts + next) as f64 / 2.0;
-            cost.observe(LONE, mean, Duration::from_secs_f64(1e-3 + 1e-4 * mean));
+            let drafted = Drafted {
+                made: next,
+                checked: drafts,
+                accepted,
+            };
+            cost.observe(LONE, drafted, Duration::from_secs_f64(1e-3 + 1e-4 * mean));
             drafts = next;
         }
         drafts
@@ -202,7 +209,7 @@ fn drafting_comes_back_when_drafts_become_good() {
 
 fn measured() -> StepCost {
     let mut cost = StepCost::default();
-    (0..4).for_each(|_| cost.observe(LONE, 0.0, Duration::from_millis(1)));
+    (0..4).for_each(|_| cost.observe(LONE, Drafted::default(), Duration::from_millis(1)));
     cost
 }
 
@@ -210,10 +217,16 @@ fn measured() -> StepCost {
 fn a_sequence_with_bad_drafts_among_good_ones_is_left_alone() {
     let (mut everyone, mut cost) = (Acceptance::default(), measured());
     (0..50).for_each(|_| everyone.observe(4, 4));
-    cost.observe(LONE, 4.0, Duration::from_millis(2));
+    let drafted = Drafted {
+        made: 4,
+        checked: 4,
+        accepted: 4,
+    };
+    // The first such step might be a probe.
+    (0..3).for_each(|_| cost.observe(LONE, drafted, Duration::from_millis(2)));
     let mut bad = Depth::default();
     assert!(bad.choose(&everyone, &cost, LONE, 4) > 0);
-    (0..40).for_each(|_| bad.observe(4, 0));
+    (0..80).for_each(|_| bad.observe(4, 0));
     assert_eq!(bad.choose(&everyone, &cost, LONE, 4), 0);
     (0..RETRY_AFTER).for_each(|_| bad.observe(0, 0));
     assert_eq!(bad.choose(&everyone, &cost, LONE, 4), 1, "tried again");
@@ -226,7 +239,7 @@ fn nothing_is_drafted_unmeasured_or_beyond_the_limit() {
     let (everyone, mut cost) = (Acceptance::default(), StepCost::default());
     let depth = Depth::default();
     assert_eq!(depth.choose(&everyone, &cost, LONE, 4), 0);
-    (0..9).for_each(|_| cost.observe(LONE, 0.0, Duration::ZERO));
+    (0..9).for_each(|_| cost.observe(LONE, Drafted::default(), Duration::ZERO));
     assert_eq!(
         depth.choose(&everyone, &cost, LONE, 4),
         0,

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::{
     below::{Below, Nothing},
     cost::Batch,
+    pace::Room,
     prefix::Hit,
     scheduler::Scheduler,
     sequence::{Resident, Sequence},
@@ -17,9 +18,7 @@ use super::{
 
 /// How long a step with prefill in it may take, in steps of those that decode: a prompt of any
 /// length makes nobody wait longer for the next token.
-const LONGEST_STEP: f64 = 2.5;
-/// Rows of prefill beside sequences that decode, before anything was measured.
-const UNMEASURED_ROWS: usize = 16;
+const LONGEST_STEP: f64 = 2.2;
 /// Drafts of a round, whoever makes them: more than any drafter makes, no executor checks.
 const MOST_CHECKED: usize = 8;
 
@@ -181,13 +180,20 @@ impl Scheduler {
         resident.looked_up = Some((found.kind, share));
     }
 
-    /// Chunks of prefill, the least served run first, until the rows are used up.
+    /// Chunks of prefill, the least served run first, until the rows are used up; beside sequences
+    /// that decode, no more than leave them their share.
     fn pick_prefills(&mut self, now: Duration, picks: &mut Vec<Pick>) {
         let used: usize = picks.iter().map(|pick| pick.rows + pick.drafts).sum();
         let mut budget = self.config.max_rows.saturating_sub(used);
-        if !picks.is_empty() {
-            budget = budget.min(self.rows_beside(picks));
+        let mut room = match picks.is_empty() {
+            true => None,
+            false => Some(self.pace.room(self.batch_of(picks), LONGEST_STEP)),
+        };
+        if room == Some(Room::Later) {
+            return;
         }
+        // Something of a prompt is computed in every step.
+        let mut least = 1;
         let mut prefilling: Vec<SeqId> = self
             .running
             .iter()
@@ -211,6 +217,8 @@ impl Scheduler {
                 continue;
             };
             let wanted = sequence.remaining().min(self.config.chunk).min(budget);
+            let fitting = room.map_or(wanted, |room| self.pace.rows(computed, room).max(least));
+            let wanted = wanted.min(fitting);
             if wanted == 0 {
                 continue;
             }
@@ -225,15 +233,10 @@ impl Scheduler {
                     drafts: 0,
                 });
                 budget -= rows;
+                room = room.map(|room| self.pace.room_behind(room, rows, computed));
+                least = 0;
             }
         }
-    }
-
-    /// Rows of prefill beside sequences that decode: as many as leave them their share.
-    fn rows_beside(&self, picks: &[Pick]) -> usize {
-        let batch = self.batch_of(picks);
-        let rows = self.cost.prefill_rows(batch, LONGEST_STEP);
-        rows.unwrap_or(UNMEASURED_ROWS).max(1)
     }
 
     /// Lets waiting sequences in, the least served run first, as long as all that run can finish

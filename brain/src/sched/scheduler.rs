@@ -22,6 +22,7 @@ use super::{
     fair::Shares,
     image::{AnchorImage, Restored},
     ngram::LookupAcceptance,
+    pace::Pace,
     pins::Place,
     prefix::{AnchorId, CacheConfig, Origin, PrefixCache},
     request::{FinishReason, ValidRequest},
@@ -138,6 +139,7 @@ pub struct Scheduler {
     /// The same of drafts that were looked up.
     pub(super) everyones_lookups: LookupAcceptance,
     pub(super) cost: StepCost,
+    pub(super) pace: Pace,
     pub(super) counters: Stats,
     next_id: u64,
 }
@@ -198,6 +200,7 @@ impl Scheduler {
             everyone: Acceptance::default(),
             everyones_lookups: LookupAcceptance::default(),
             cost: StepCost::default(),
+            pace: Pace::default(),
             counters: Stats::default(),
             next_id: 0,
         })
@@ -313,7 +316,7 @@ impl Scheduler {
 
     /// Seconds that a row of prefill takes, if that was measured.
     pub fn row_seconds(&self) -> Option<f64> {
-        self.cost.of_row()
+        self.pace.of_row()
     }
 
     /// What the prefix cache gave up for its blocks since this was last asked. The bytes are there

@@ -1,0 +1,153 @@
+//! Automatic drafting against machines as they were measured, in simulated time: whatever share of
+//! the drafts is right and however many sequences there are, it is no slower than not drafting by
+//! more than 2 %, and within 5 % of the best fixed depth, which it does not know.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests; a failure is a failed test"
+)]
+
+use std::time::Duration;
+
+use brain::{
+    backend::{
+        Executor as _, Limits,
+        fake::{FakeExecutor, FakeOptions},
+    },
+    sched::{
+        request::Request,
+        scheduler::{Event, SchedConfig, Scheduler, Submitted},
+        types::{DraftDepth, SamplingParams, Step, TokenId},
+    },
+};
+
+/// What a step takes, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+struct Machine {
+    name: &'static str,
+    /// Whatever is in it.
+    fixed: f64,
+    /// For a row.
+    row: f64,
+    /// For a draft of all sequences at a time.
+    draft: f64,
+    /// Share by which steps waver.
+    wavers: f64,
+}
+
+/// Fitted to steps of one row, of 5 with 4 drafts and of 9 with 8 (docs/benchmarks.md).
+const MACHINES: [Machine; 3] = [
+    Machine {
+        name: "31B, H200",
+        fixed: 16.3,
+        row: 0.1,
+        draft: 0.42,
+        wavers: 0.01,
+    },
+    Machine {
+        name: "E4B, H200",
+        fixed: 3.7,
+        row: 0.05,
+        draft: 0.21,
+        wavers: 0.01,
+    },
+    Machine {
+        name: "demo, CPU",
+        fixed: 0.5,
+        row: 0.4,
+        draft: 0.25,
+        wavers: 0.1,
+    },
+];
+
+impl Machine {
+    fn milliseconds(&self, rows: usize, drafts: usize) -> f64 {
+        self.fixed + self.row * rows as f64 + self.draft * drafts as f64
+    }
+
+    fn of(&self, step: &Step) -> f64 {
+        let samples = step.seqs.iter().filter_map(|rows| rows.sample.as_ref());
+        let drafts = samples.map(|sample| sample.next_drafts).max();
+        self.milliseconds(step.rows(), drafts.unwrap_or(0))
+    }
+
+    /// Milliseconds a token of so many sequences that draft so much in every round.
+    fn at_depth(&self, right: f64, sequences: usize, depth: usize) -> f64 {
+        let tokens: f64 = (0..=depth as i32).map(|at| right.powi(at)).sum();
+        self.milliseconds(sequences * (depth + 1), depth) / (tokens * sequences as f64)
+    }
+}
+
+/// Tokens of an answer, as of an agent's turn, and of all answers of a cell.
+const ANSWER: u32 = 200;
+const TOKENS: usize = 16_000;
+
+/// Milliseconds a token over many answers one after the other, each with its prompt.
+fn played(machine: Machine, right: f64, sequences: usize, draft: DraftDepth) -> f64 {
+    let limits = Limits {
+        vocab_size: 100_000,
+        max_model_len: 512,
+        ..FakeOptions::default().limits
+    };
+    let mut fake = FakeExecutor::new(FakeOptions {
+        limits: limits.clone(),
+        right,
+        ..FakeOptions::default()
+    });
+    let mut scheduler = Scheduler::new(limits.clone(), SchedConfig::default()).unwrap();
+    let (mut time, mut tokens, mut asked, mut numbers) = (0.0, 0, 0, 1u64);
+    while tokens < TOKENS {
+        let now = Duration::from_secs_f64(time / 1e3);
+        while scheduler.stats().running + scheduler.stats().waiting < sequences {
+            asked += 1;
+            let prompt: Vec<TokenId> = (0..8).map(|at| 7 + asked * 8 + at).collect();
+            let request = Request {
+                draft,
+                ..Request::new(prompt, SamplingParams::greedy(ANSWER))
+            };
+            let valid = request.validate(&limits, scheduler.max_len()).unwrap();
+            assert!(matches!(scheduler.submit(now, valid), Submitted::Queued(_)));
+        }
+        let step = scheduler.plan(now).unwrap();
+        let output = fake.run(&step).unwrap();
+        numbers = numbers
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let wavers = machine.wavers * ((numbers >> 40) as f64 / (1u64 << 24) as f64 - 0.5);
+        let took = machine.of(&step) * (1.0 + wavers);
+        time += took;
+        let elapsed = Duration::from_secs_f64(took / 1e3);
+        for event in scheduler.commit(now, &step, output, elapsed).unwrap() {
+            if let Event::Tokens { tokens: new, .. } = event {
+                tokens += new.len();
+            }
+        }
+    }
+    time / tokens as f64
+}
+
+#[test]
+fn drafting_costs_nothing_and_is_nearly_as_good_as_the_best_depth() {
+    let mut failed = Vec::new();
+    println!("tokens a second over those without drafts, and over those of the best fixed depth");
+    for machine in MACHINES {
+        for sequences in [1, 4, 16] {
+            let mut line = format!("{}, {sequences:>2}:", machine.name);
+            for tenths in 0..=10 {
+                let right = f64::from(tenths) / 10.0;
+                let play = |draft| played(machine, right, sequences, draft);
+                let at = |depth: &usize| machine.at_depth(right, sequences, *depth);
+                let best = (0..=8).min_by(|a, b| at(a).total_cmp(&at(b))).unwrap();
+                let took = play(DraftDepth::Auto);
+                let plain = play(DraftDepth::Fixed(0)) / took;
+                let share = play(DraftDepth::Fixed(best as u32)) / took;
+                line += &format!(" {plain:.3}/{share:.3}({best})");
+                if plain < 0.98 || share < 0.95 {
+                    failed.push(format!("{}, {sequences}, {right}", machine.name));
+                }
+            }
+            println!("{line}");
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
