@@ -1,4 +1,4 @@
-//! How fast tokens become text and a parsed turn.
+//! How fast tokens become text and a parsed turn, and what it takes to keep them to a grammar.
 //!
 //!     cargo bench -p brain --bench text
 //!
@@ -13,8 +13,9 @@
 use std::{hint::black_box, sync::Arc};
 
 use brain::{
+    constrain::{CallTool, Calls, Form, Grammars},
     demo,
-    sched::types::TokenId,
+    sched::{constraint::Constraint as _, mask::Mask, types::TokenId},
     text::{
         stream::{StreamOptions, TurnStream},
         tokenizer::{TokenText, Tokenizer},
@@ -23,6 +24,7 @@ use brain::{
     },
 };
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use serde_json::{Map, Value, json};
 
 /// A turn of about a megabyte: a thought, prose, and calls that write files.
 fn turn() -> String {
@@ -98,5 +100,68 @@ fn text(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, text);
+/// Tools like those of an agent that works on files.
+fn tools() -> Calls {
+    let text = json!({"type": "string"});
+    let tool = |name: &str, properties: &[(&str, Value)]| {
+        let names: Vec<&str> = properties.iter().map(|(name, _)| *name).collect();
+        let properties: Map<String, Value> = properties
+            .iter()
+            .map(|(name, schema)| ((*name).to_owned(), schema.clone()))
+            .collect();
+        CallTool {
+            name: name.into(),
+            parameters: Some(json!({
+                "type": "object", "properties": properties, "required": names,
+            })),
+            strict: false,
+            path: String::new(),
+        }
+    };
+    let whole = json!({"type": "integer"});
+    Calls {
+        tools: vec![
+            tool("read", &[("path", text.clone()), ("from", whole.clone())]),
+            tool("ls", &[("path", text.clone())]),
+            tool(
+                "write",
+                &[("content", text.clone()), ("path", text.clone())],
+            ),
+            tool("bash", &[("command", text.clone()), ("timeout", whole)]),
+            tool("finish", &[("summary", text)]),
+        ],
+        required: false,
+        single: false,
+    }
+}
+
+/// What a constraint takes for a token: taking it in, and the mask of the next one.
+fn masks(c: &mut Criterion) {
+    let tokenizer = Arc::new(Tokenizer::from_bytes(demo::TOKENIZER, "demo").unwrap());
+    let grammars = Grammars::new(tokenizer.clone());
+    let grammar = grammars.compile(&Form::Calls(tools())).unwrap();
+    let quote = "<|\"|>";
+    let call = format!(
+        "Now the next file, as the task says.<|tool_call>call:write{{content:{quote}a few words \
+         of the text that the file is to have{quote},path:{quote}src/part_7.rs{quote}}}<tool_call|>"
+    );
+    let ids = tokenizer.encode_with_specials(&call).unwrap();
+    let vocab = tokenizer.vocab_size();
+    let mut group = c.benchmark_group("masks");
+    group.throughput(Throughput::Elements(ids.len() as u64));
+    group.bench_function("of an answer with a call", |bench| {
+        bench.iter(|| {
+            let mut matcher = grammar.matcher(&[], &[]);
+            for &id in &ids {
+                let mut mask = Mask::none(vocab);
+                matcher.allowed(&mut mask).unwrap();
+                assert!(mask.allows(id));
+                matcher.advance(id).unwrap();
+            }
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, text, masks);
 criterion_main!(benches);
