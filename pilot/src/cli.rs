@@ -216,6 +216,10 @@ pub struct SamplingArgs {
     /// System prompt
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
+    /// Take tool calls as the model makes them; else they are kept to tools that exist and arguments
+    /// that these take
+    #[arg(long)]
+    pub free_calls: bool,
 }
 
 /// `pilot resume`
@@ -306,6 +310,7 @@ impl Cli {
                 given.put("top_k", &sampling.top_k);
                 given.put("top_p", &sampling.top_p);
                 given.put("system", &sampling.system);
+                given.put("constrain_calls", &sampling.free_calls.then_some(false));
                 given.put("allow_bash", &run.allow_bash.then_some(true));
             }
             Command::Resume(resume) => {
@@ -375,7 +380,7 @@ mod tests {
         let line = "pilot run goal --brain h:1 --token-file t --ca-file c --link-timeout 5 --store s \
                     --log info --log-format json --seed 18446744073709551615 --max-context 9 \
                     --answer-reserve 8 --temperature 0.5 --top-k 7 --top-p 0.25 --system hello \
-                    --allow-bash --max-steps 1 --max-tokens 2 --max-time 3";
+                    --allow-bash --free-calls --max-steps 1 --max-tokens 2 --max-time 3";
         let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
         let config = Config::load(None, cli.settings()).unwrap().config;
         let wanted = Config {
@@ -385,6 +390,7 @@ mod tests {
             store: "s".into(),
             seed: u64::MAX,
             allow_bash: true,
+            constrain_calls: false,
             max_steps: 1,
             max_tokens: 2,
             max_time: 3,

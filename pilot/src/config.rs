@@ -27,6 +27,8 @@ pub struct Config {
     pub seed: u64,
     /// Allow the `bash` tool.
     pub allow_bash: bool,
+    /// Keep the calls in answers to tools that exist and arguments that they take.
+    pub constrain_calls: bool,
     /// Answers and tool calls at most; 0: no limit.
     pub max_steps: u64,
     /// Generated tokens at most; 0: no limit.
@@ -65,6 +67,7 @@ impl Default for Config {
             store: default_store(),
             seed: 0,
             allow_bash: false,
+            constrain_calls: true,
             max_steps: 0,
             max_tokens: 0,
             max_time: 0,

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use pilot::{
     brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
-    driver::{Driver, DriverError, Ending, Resume},
+    driver::{Driver, DriverError, Ending, NewRun, Resume},
     journal::{Durability, History, Journal, JournalError, memory::MemoryJournal},
     run::{
         entry::{AnswerEnd, Entry, Limits, PauseReason, RunId},
@@ -38,6 +38,65 @@ async fn undisturbed() -> Remains {
     let (scene, journal) = (Scene::new(), memory());
     scene.begin(journal.clone(), &brain()).await.unwrap();
     Remains::of(&scene, &*journal)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_are_kept_to_the_tools_from_the_first_answer_to_the_last_or_never() {
+    let tools: Vec<String> = support::tools()
+        .declarations()
+        .into_iter()
+        .map(|tool| tool.name)
+        .collect();
+    let mut tokens = Vec::new();
+    for constrain_calls in [true, false] {
+        let (scene, journal, brain) = (Scene::new(), memory(), brain());
+        let new = NewRun {
+            constrain_calls,
+            limits: Limits {
+                steps: 5,
+                ..NO_LIMITS
+            },
+            ..scene.new_run()
+        };
+        let parts = scene.parts(journal.clone(), &brain);
+        let ending = Driver::create(parts, new).await.unwrap().run().await;
+        assert_eq!(paused(ending.unwrap()), PauseReason::StepBudget);
+        // Who takes the run up says nothing of it: the journal does.
+        let on = Resume {
+            limits: Some(NO_LIMITS),
+            ..Resume::default()
+        };
+        let parts = scene.parts(journal.clone(), &brain);
+        scene.resume_with(parts, on).await.unwrap();
+        let expected = match constrain_calls {
+            true => vec![tools.clone(); brain.begun() as usize],
+            false => Vec::new(),
+        };
+        assert_eq!(brain.kept_to(), expected);
+        let entries = entries(&scene, &*journal);
+        assert_eq!(
+            entries.get(1) == Some(&Entry::CallsConstrained),
+            constrain_calls
+        );
+        assert_eq!(
+            entries
+                .iter()
+                .filter(|entry| **entry == Entry::CallsConstrained)
+                .count(),
+            usize::from(constrain_calls)
+        );
+        let answers = pilot::run::log::answers(&entries);
+        tokens.push(
+            answers
+                .into_iter()
+                .map(|answer| answer.ids)
+                .collect::<Vec<_>>(),
+        );
+    }
+    assert_eq!(
+        tokens[0], tokens[1],
+        "this model keeps to the tools by itself"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

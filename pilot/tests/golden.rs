@@ -242,6 +242,28 @@ fn version_1_is_written_and_read_as_it_always_was() {
     assert_eq!(read, history());
 }
 
+/// Kinds of entries that came later say so in their record: who knows version 1 only is told that a
+/// newer pilot wrote them.
+#[test]
+fn version_2_adds_how_answers_are_asked_for() {
+    let stamp = Stamp {
+        epoch: 1,
+        wall_ms: 1_767_225_600_000,
+    };
+    let entry = Entry::CallsConstrained;
+    let (bytes, _) = encode(&run(), Head::EMPTY, stamp, &entry).unwrap();
+    assert_eq!((bytes[5], hex(&bytes[84..85])), (2, "0b".into()));
+    let (record, _) = decode(&run(), Head::EMPTY, &bytes).unwrap();
+    assert_eq!(record.entry, entry);
+    let mut state = State::fold(&history()[..1]).unwrap();
+    assert!(!state.calls_constrained, "old journals ask as they did");
+    state.apply(&entry).unwrap();
+    assert!(state.calls_constrained);
+    state.clone().apply(&entry).unwrap_err();
+    let mut begun = State::fold(&history()[..2]).unwrap();
+    begun.apply(&entry).unwrap_err();
+}
+
 #[test]
 fn the_history_folds_into_the_state_it_always_did() {
     let history = history();

@@ -72,6 +72,9 @@ pub struct AnswerSpec {
     pub max_tokens: u32,
     /// Sampling.
     pub sampling: SamplingChoice,
+    /// Calls in the answer are of these tools, with arguments that they take; `None`: as the model
+    /// makes them. There may be text beside calls, or alone, and thoughts before it.
+    pub call_tools: Option<Vec<wire::Tool>>,
     /// Refuse any other model.
     pub fingerprint: String,
 }
@@ -209,7 +212,7 @@ impl BrainClient {
         let request = wire::GenerateRequest {
             generation_id: spec.generation.clone(),
             spec: Some(wire::GenerationSpec {
-                form: None,
+                form: spec.call_tools.clone().map(form),
                 prompt: Some(wire::generation_spec::Prompt::PromptTokens(prompt)),
                 sampling: Some(sampling),
                 run_id: spec.run.clone(),
@@ -264,6 +267,17 @@ impl BrainClient {
             address: self.address.clone(),
             reason: reason.into(),
         }
+    }
+}
+
+/// Any number of calls, of these tools.
+fn form(tools: Vec<wire::Tool>) -> wire::Form {
+    wire::Form {
+        answer: None,
+        tool_calls: Some(wire::ToolCalls {
+            tools,
+            ..wire::ToolCalls::default()
+        }),
     }
 }
 

@@ -112,6 +112,8 @@ struct Shared {
     /// Generations begun, streams opened.
     begun: AtomicU64,
     opened: AtomicU64,
+    /// Names of the tools that the calls of generations were kept to.
+    kept_to: Mutex<Vec<Vec<String>>>,
 }
 
 #[derive(Clone)]
@@ -155,6 +157,7 @@ impl ScriptedBrain {
             generations: Mutex::default(),
             begun: AtomicU64::new(0),
             opened: AtomicU64::new(0),
+            kept_to: Mutex::default(),
         });
         let service = BrainServer::new(Service(Arc::clone(&shared)))
             .max_decoding_message_size(net::MAX_MESSAGE_BYTES);
@@ -186,6 +189,11 @@ impl ScriptedBrain {
         self.shared.begun.load(Ordering::SeqCst)
     }
 
+    /// Of the generations begun so far whose calls were to be kept to tools: the names of these.
+    pub fn kept_to(&self) -> Vec<Vec<String>> {
+        self.shared.kept_to().clone()
+    }
+
     /// Streams opened so far.
     pub fn opened(&self) -> u64 {
         self.shared.opened.load(Ordering::SeqCst)
@@ -202,6 +210,10 @@ impl Drop for ScriptedBrain {
 }
 
 impl Shared {
+    fn kept_to(&self) -> MutexGuard<'_, Vec<Vec<String>>> {
+        self.kept_to.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn generations(&self) -> MutexGuard<'_, BTreeMap<String, Generation>> {
         self.generations
             .lock()
@@ -242,7 +254,8 @@ impl Shared {
         });
         hasher
             .update(&seed.to_le_bytes())
-            .update(&max.to_le_bytes());
+            .update(&max.to_le_bytes())
+            .update(format!("{:?}", spec.form).as_bytes());
         let identity = *hasher.finalize().as_bytes();
         let mut generations = self.generations();
         if let Some(known) = generations.get(&request.generation_id) {
@@ -258,6 +271,11 @@ impl Shared {
             return Err(Problem::invalid("spec.received_tokens", text).into());
         }
         self.begun.fetch_add(1, Ordering::SeqCst);
+        let forms = spec.form.into_iter().filter_map(|form| form.tool_calls);
+        for calls in forms {
+            let names = calls.tools.into_iter().map(|tool| tool.name);
+            self.kept_to().push(names.collect());
+        }
         let generation = Generation {
             identity,
             answer: answer.clone(),

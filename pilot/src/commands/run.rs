@@ -76,6 +76,7 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
         limits: limits(config),
         sampling,
         allow_bash: config.allow_bash,
+        constrain_calls: config.constrain_calls,
     };
     // Before the store is made: a brain that is away, or a run that cannot be, leaves nothing behind.
     driver::plan(&brain, &tools, new.clone()).await?;

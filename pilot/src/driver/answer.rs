@@ -177,6 +177,11 @@ impl Driver {
         hasher.update(&seed.to_le_bytes());
         hasher.update(&answer_limit(state).to_le_bytes());
         hasher.update(format!("{:?}", state.created.sampling).as_bytes());
+        let call_tools = state.calls_constrained.then(|| self.declared());
+        if call_tools.is_some() {
+            hasher.update(b"calls constrained");
+            hasher.update(&state.created.tools_hash);
+        }
         let what = hasher.finalize().to_hex();
         let mut generation = format!("{run}.{step}.{attempt}.{}", &what[..16]);
         if incarnation > 0 {
@@ -192,6 +197,7 @@ impl Driver {
             seed,
             max_tokens: answer_limit(state),
             sampling: state.created.sampling.clone(),
+            call_tools,
             fingerprint: state.created.model.fingerprint.clone(),
         }
     }

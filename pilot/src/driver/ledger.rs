@@ -20,10 +20,12 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Begins the journal of a new run.
+    /// Begins the journal of a new run, whose answers are kept to calls that its tools take if
+    /// `constrain_calls`.
     pub(super) async fn create(
         journal: Arc<dyn Journal>,
         created: Created,
+        constrain_calls: bool,
     ) -> Result<Self, DriverError> {
         let run = created.run.clone();
         let mut ledger = Self {
@@ -32,7 +34,11 @@ impl Ledger {
             head: Head::EMPTY,
             state: State::new(created.clone()),
         };
-        let first = vec![Entry::Created(Box::new(created))];
+        let mut first = vec![Entry::Created(Box::new(created))];
+        if constrain_calls {
+            first.push(Entry::CallsConstrained);
+            ledger.state.calls_constrained = true;
+        }
         ledger.head = ledger.append(first, Durability::Synced).await?;
         Ok(ledger)
     }

@@ -103,6 +103,8 @@ pub struct NewRun {
     pub sampling: SamplingChoice,
     /// Shell commands are allowed.
     pub allow_bash: bool,
+    /// Answers are kept to calls that the tools take.
+    pub constrain_calls: bool,
 }
 
 /// How a run is taken up again.
@@ -156,8 +158,10 @@ impl Driver {
     /// Begins a run. The brain must answer, since the run is bound to its model; nothing is journaled
     /// before it has.
     pub async fn create(parts: Parts, new: NewRun) -> Result<Self, DriverError> {
+        let constrain_calls = new.constrain_calls;
         let created = plan(&parts.brain, &parts.tools, new).await?;
-        let ledger = Ledger::create(Arc::clone(&parts.journal), created).await?;
+        let journal = Arc::clone(&parts.journal);
+        let ledger = Ledger::create(journal, created, constrain_calls).await?;
         Ok(Self::new(parts, ledger, None))
     }
 

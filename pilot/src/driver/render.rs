@@ -135,7 +135,8 @@ impl Driver {
         .await
     }
 
-    fn declared(&self) -> Vec<Tool> {
+    /// The tools, as the brain is told of them.
+    pub(super) fn declared(&self) -> Vec<Tool> {
         declared(&self.parts.tools)
     }
 }

@@ -70,7 +70,7 @@ pub fn encode(
     }
     let mut bytes = Vec::with_capacity(HEADER + payload.len() + TRAILER);
     bytes.extend_from_slice(&MAGIC);
-    bytes.extend_from_slice(&[FRAME_VERSION, ENTRY_VERSION, 0, 0]);
+    bytes.extend_from_slice(&[FRAME_VERSION, entry.version(), 0, 0]);
     bytes.extend_from_slice(&head.next.to_le_bytes());
     bytes.extend_from_slice(&stamp.epoch.to_le_bytes());
     bytes.extend_from_slice(&stamp.wall_ms.to_le_bytes());

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::tools::{Class, Facts, ToolCall, ToolOutput};
 
-/// Version of the encoding of [`Entry`].
-pub const ENTRY_VERSION: u8 = 1;
+/// Newest version of the encoding of [`Entry`]; each kind says which it came with.
+pub const ENTRY_VERSION: u8 = 2;
 
 /// Name of a run: 1 to 64 characters of `a-z`, `0-9` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -319,9 +319,21 @@ pub enum Entry {
         /// The model's words.
         summary: String,
     },
+    /// Answers are kept to calls of the run's tools, with arguments that these take. Right after
+    /// `Created` or not at all: what is asked for does not change under a run.
+    CallsConstrained,
 }
 
 impl Entry {
+    /// Version of the encoding that first had this kind of entry: who knows an older one only is
+    /// told so.
+    pub fn version(&self) -> u8 {
+        match self {
+            Self::CallsConstrained => 2,
+            _ => 1,
+        }
+    }
+
     /// A stable name, for tools that print journals.
     pub fn name(&self) -> &'static str {
         match self {
@@ -336,6 +348,7 @@ impl Entry {
             Self::Paused(_) => "paused",
             Self::Resumed { .. } => "resumed",
             Self::Finished { .. } => "finished",
+            Self::CallsConstrained => "calls-constrained",
         }
     }
 }

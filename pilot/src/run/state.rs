@@ -71,6 +71,8 @@ impl Answered {
 pub struct State {
     /// What the run was created with; limits and model as last resumed.
     pub created: Created,
+    /// Answers are kept to calls that the tools take.
+    pub calls_constrained: bool,
     /// Running, or not.
     pub status: Status,
     /// Where in a step.
@@ -112,6 +114,7 @@ impl State {
     pub fn new(created: Created) -> Self {
         Self {
             created,
+            calls_constrained: false,
             status: Status::Running,
             phase: Phase::Empty,
             prompt: Prompt::default(),
@@ -217,6 +220,7 @@ impl State {
             Entry::Paused(reason) => self.status = Status::Paused(reason.clone()),
             Entry::Resumed { limits, model } => self.resume(limits, model.as_ref()),
             Entry::Finished { summary } => self.status = Status::Finished(summary.clone()),
+            Entry::CallsConstrained => self.constrain_calls()?,
         }
         Ok(())
     }
@@ -227,6 +231,14 @@ impl State {
         } else {
             Err("the prompt is not complete".into())
         }
+    }
+
+    fn constrain_calls(&mut self) -> Result<(), String> {
+        if self.phase != Phase::Empty || self.calls_constrained {
+            return Err("how answers are asked for is said once, before the first prompt".into());
+        }
+        self.calls_constrained = true;
+        Ok(())
     }
 
     fn start_prompt(&mut self, head: &[u32], first: u64) -> Result<(), String> {

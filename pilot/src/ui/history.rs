@@ -166,6 +166,13 @@ pub fn summary(state: &State, records: &[Record]) -> String {
             created.context_limit, state.totals.prompts
         ),
     );
+    put(
+        "calls",
+        match state.calls_constrained {
+            true => "kept to what the tools take",
+            false => "as the model makes them",
+        },
+    );
     put("done", &words::totals(&state.totals));
     put("journal", &format!("{} records", records.len()));
     out
@@ -175,7 +182,7 @@ pub fn summary(state: &State, records: &[Record]) -> String {
 pub fn summary_json(state: &State, records: &[Record]) -> String {
     let (status, reason) = standing(state);
     let value = json!({
-        "created": state.created, "status": status, "reason": reason,
+        "created": state.created, "calls_constrained": state.calls_constrained, "status": status, "reason": reason,
         "totals": state.totals, "records": records.len(),
     });
     format!("{value}\n")

@@ -134,6 +134,7 @@ impl Scene {
             limits: NO_LIMITS,
             sampling: SamplingChoice::default(),
             allow_bash: true,
+            constrain_calls: true,
         }
     }
 
