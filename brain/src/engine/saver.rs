@@ -46,6 +46,8 @@ pub struct Storage {
 
 /// Bytes of units in one file, about.
 const PIECE: usize = 16 << 20;
+/// Bytes of units copied between two steps, about: nobody waits long for that.
+const AT_A_TIME: usize = 1 << 20;
 /// Pieces that wait to be written, at most.
 const QUEUE: usize = 2;
 /// Bytes that were given to it and wait, at most about.
@@ -68,6 +70,8 @@ pub(super) struct Saver {
     queue: VecDeque<AnchorId>,
     /// Units handed over in this pass.
     sent: HashSet<PrefixKey>,
+    /// The piece that is being copied.
+    part: Option<Part>,
     /// Pieces of what the cache gave up, copied already.
     given: VecDeque<Piece>,
     given_bytes: usize,
@@ -99,6 +103,7 @@ impl Saver {
             due: storage.interval,
             queue: VecDeque::new(),
             sent: HashSet::new(),
+            part: None,
             given: VecDeque::new(),
             given_bytes: 0,
             pending,
@@ -172,7 +177,7 @@ impl Saver {
         if self.off {
             return None;
         }
-        if self.waiting.is_some() || !self.queue.is_empty() || !self.given.is_empty() {
+        if !self.has_nothing_to_do() {
             return Some(BUSY);
         }
         Some(self.due.saturating_sub(now))
@@ -193,15 +198,19 @@ impl Saver {
         if self.off {
             return;
         }
-        if self.waiting.is_none() && self.queue.is_empty() && self.given.is_empty() {
+        if self.has_nothing_to_do() {
             if now < self.due {
                 return;
             }
             self.begin_pass(scheduler);
             self.due = now.saturating_add(self.interval);
         }
+        let at_most = match scheduler.is_idle() {
+            true => PIECE,
+            false => AT_A_TIME,
+        };
         let piece = self.waiting.take().or_else(|| self.next_given());
-        let Some(piece) = piece.or_else(|| self.next_piece(scheduler, executor)) else {
+        let Some(piece) = piece.or_else(|| self.next_piece(scheduler, executor, at_most)) else {
             return;
         };
         if let Err(TrySendError::Full(piece)) = self.pieces.try_send(piece) {
@@ -233,7 +242,7 @@ impl Saver {
             if !sound || self.off {
                 break;
             }
-            piece = self.next_piece(scheduler, executor);
+            piece = self.next_piece(scheduler, executor, PIECE);
             if piece.is_none() {
                 break;
             }
@@ -244,6 +253,13 @@ impl Saver {
         }
     }
 
+    fn has_nothing_to_do(&self) -> bool {
+        self.waiting.is_none()
+            && self.queue.is_empty()
+            && self.part.is_none()
+            && self.given.is_empty()
+    }
+
     fn next_given(&mut self) -> Option<Piece> {
         let piece = self.given.pop_front()?;
         self.given_bytes -= piece.1.len();
@@ -252,11 +268,19 @@ impl Saver {
 
     fn begin_pass(&mut self, scheduler: &Scheduler) {
         self.sent.clear();
+        let copied = self.part.iter().flat_map(|part| &part.keys);
+        self.sent.extend(copied);
         self.queue = scheduler.prefixes().worth_saving().into();
     }
 
-    /// Copies what comes next; `None` when the pass is over.
-    fn next_piece(&mut self, scheduler: &Scheduler, executor: &mut dyn Executor) -> Option<Piece> {
+    /// Copies what comes next, about `at_most` bytes of units; `None` when the piece is not whole yet
+    /// or the pass is over.
+    fn next_piece(
+        &mut self,
+        scheduler: &Scheduler,
+        executor: &mut dyn Executor,
+        at_most: usize,
+    ) -> Option<Piece> {
         let prefixes = scheduler.prefixes();
         while let Some(&id) = self.queue.front() {
             // It may have been given up in the meantime, or saved before.
@@ -265,20 +289,18 @@ impl Saver {
                 self.queue.pop_front();
                 continue;
             };
-            let piece = self
-                .units_of(&prefixes.chain(id), scheduler, executor)
-                .and_then(|units| match units {
-                    Some(units) => Ok(Some(units)),
-                    None => {
-                        self.queue.pop_front();
-                        anchor_of(id, image, scheduler, executor)
-                    }
-                });
-            match piece {
-                Ok(Some(piece)) => {
-                    self.pending.fetch_add(1, Ordering::Relaxed);
-                    return Some(piece);
+            let chain = prefixes.chain(id);
+            let piece = match self.copy_units(&chain, scheduler, executor, at_most) {
+                Ok(Copied::Part) => return None,
+                Ok(Copied::Piece(piece)) => Ok(Some(piece)),
+                Ok(Copied::All) => {
+                    self.queue.pop_front();
+                    anchor_of(id, image, scheduler, executor)
                 }
+                Err(error) => Err(error),
+            };
+            match piece {
+                Ok(Some(piece)) => return Some(self.count(piece)),
                 Ok(None) => {
                     self.queue.pop_front();
                 }
@@ -289,33 +311,98 @@ impl Saver {
                 }
             }
         }
-        None
+        let rest = self.part.take();
+        rest.map(|part| self.count(part.into_piece()))
     }
 
-    /// The first units of a chain that are not on disk yet.
-    fn units_of(
+    fn count(&self, piece: Piece) -> Piece {
+        self.pending.fetch_add(1, Ordering::Relaxed);
+        piece
+    }
+
+    /// Copies the first units of a chain that are not on disk yet.
+    fn copy_units(
         &mut self,
         chain: &[PrefixKey],
         scheduler: &Scheduler,
         executor: &mut dyn Executor,
-    ) -> Result<Option<Piece>, ExecError> {
+        at_most: usize,
+    ) -> Result<Copied, ExecError> {
         let known = |key: &PrefixKey| self.sent.contains(key) || self.store.has_unit(key);
-        let Some(first) = chain.iter().position(|key| !known(key)) else {
-            return Ok(None);
+        let (mut part, from) = match self.part.take() {
+            Some(part) => {
+                let last = chain.iter().position(|key| part.keys.last() == Some(key));
+                let Some(last) = last else {
+                    // Its chain was given up: what was copied of it is whole by itself.
+                    return Ok(Copied::Piece(part.into_piece()));
+                };
+                (part, last + 1)
+            }
+            None => {
+                let Some(first) = chain.iter().position(|key| !known(key)) else {
+                    return Ok(Copied::All);
+                };
+                let parent = first.checked_sub(1).and_then(|at| chain.get(at)).copied();
+                let (keys, bytes) = (Vec::new(), Vec::new());
+                (
+                    Part {
+                        parent,
+                        keys,
+                        bytes,
+                    },
+                    first,
+                )
+            }
         };
-        let (mut keys, mut bytes) = (Vec::new(), Vec::new());
-        for key in chain[first..].iter().take_while(|key| !known(key)) {
-            let blocks = scheduler.prefixes().unit_blocks(key).unwrap_or_default();
-            executor.save_blocks(Group::Full, &blocks, &mut bytes)?;
-            keys.push(*key);
-            if bytes.len() >= PIECE {
+        let enough = part.bytes.len().saturating_add(at_most);
+        let missing: Vec<PrefixKey> = chain[from..]
+            .iter()
+            .take_while(|key| !known(key))
+            .copied()
+            .collect();
+        for key in missing {
+            if part.bytes.len() >= PIECE {
                 break;
             }
+            if part.bytes.len() >= enough {
+                self.part = Some(part);
+                return Ok(Copied::Part);
+            }
+            let blocks = scheduler.prefixes().unit_blocks(&key).unwrap_or_default();
+            executor.save_blocks(Group::Full, &blocks, &mut part.bytes)?;
+            part.keys.push(key);
+            self.sent.insert(key);
         }
-        self.sent.extend(keys.iter().copied());
-        let parent = first.checked_sub(1).and_then(|at| chain.get(at)).copied();
-        Ok(Some((Content::Units { parent, keys }, bytes)))
+        Ok(Copied::Piece(part.into_piece()))
     }
+}
+
+/// Units of a chain that are being copied, over several steps.
+struct Part {
+    /// The key before the first of them.
+    parent: Option<PrefixKey>,
+    keys: Vec<PrefixKey>,
+    bytes: Vec<u8>,
+}
+
+impl Part {
+    fn into_piece(self) -> Piece {
+        let content = Content::Units {
+            parent: self.parent,
+            keys: self.keys,
+        };
+        (content, self.bytes)
+    }
+}
+
+/// How far the units of a chain are copied.
+enum Copied {
+    /// Some; the rest between later steps.
+    Part,
+    /// As many as make a piece.
+    Piece(Piece),
+    /// All were before.
+    All,
 }
 
 fn anchor_of(
