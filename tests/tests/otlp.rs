@@ -147,7 +147,7 @@ async fn an_answer_over_http_has_the_conventions_attributes_in_its_caller_s_trac
         assert_eq!(post(&brain, &body).await, 200);
     }
     let wrong = serde_json::json!({
-        "messages": [{"role": "user", "content": CANARY}], "max_tokens": 1_000_000_000,
+        "messages": [{"role": "user", "content": CANARY}], "top_p": 7,
     });
     assert_eq!(post(&brain, &wrong).await, 400);
     let spans = collecting.end(brain);
