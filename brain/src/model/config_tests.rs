@@ -199,7 +199,7 @@ fn what_is_not_served_is_named() {
         (serde_json::json!({"hidden_size": 0}), "hidden_size"),
         (
             serde_json::json!({"hidden_size": -1}),
-            "not a model configuration",
+            "hidden_size: invalid value",
         ),
         (serde_json::json!({"vocab_size": 1u64 << 40}), "vocab_size"),
         (
