@@ -1,29 +1,26 @@
 //! The drafter's head by clusters: only the tokens of the likeliest clusters get logits.
 
 use super::{
-    panel::{Matrix, PANEL},
-    pool::Pool,
+    arranged::Arranged,
+    matrix::Matrix,
     product::{Mode, row_product},
 };
 use crate::model::weights::Weight;
 
-/// Rows of a head, cluster by cluster, each cluster in panels of its own.
+/// Rows of a head, cluster by cluster.
 pub(super) struct Clusters {
     size: usize,
     top_k: usize,
-    panels: usize,
     head: Matrix,
     ordering: Vec<u32>,
     /// `[rows, top_k * size]`: tokens whose logits the last pass wrote.
     ids: Vec<u32>,
     order: Vec<(f32, usize)>,
-    room: Vec<f32>,
-    words: Vec<u32>,
+    arranged: Arranged,
 }
 
 impl Clusters {
     pub(super) fn new(
-        pool: &Pool,
         head: &Weight,
         ordering: &[u32],
         count: usize,
@@ -32,25 +29,17 @@ impl Clusters {
         bf16: bool,
     ) -> Self {
         let size = ordering.len() / count;
-        let panels = size.div_ceil(PANEL);
-        let mut packed = Vec::with_capacity(count * panels * PANEL);
-        for cluster in ordering.chunks_exact(size) {
-            // A cluster's last panel is filled up with its first token again; nobody reads those.
-            let padded = (0..panels * PANEL).map(|i| cluster[if i < size { i } else { 0 }]);
-            packed.extend(padded.map(|token| (head, token as usize)));
-        }
-        let packed = Matrix::pack_rows(pool, &packed, bf16);
-        head.release();
+        let head = Matrix::of_rows(head, &ordering[..count * size], bf16);
+        let mut arranged = Arranged::default();
+        arranged.make_room(1, &head);
         Self {
             size,
             top_k,
-            panels,
-            head: packed,
+            head,
             ordering: ordering.to_vec(),
             ids: vec![0; rows * top_k * size],
             order: Vec::with_capacity(count),
-            room: vec![0.0; panels * PANEL],
-            words: vec![0; head.cols().div_ceil(2)],
+            arranged,
         }
     }
 
@@ -81,11 +70,10 @@ impl Clusters {
         let width = self.top_k * self.size;
         let ids = &mut self.ids[row * width..(row + 1) * width];
         for (place, (_, cluster)) in self.order.iter().enumerate() {
-            let first = cluster * self.panels;
-            row_product(mode, h, &self.head, first, &mut self.words, &mut self.room);
             let range = place * self.size..(place + 1) * self.size;
-            out[range.clone()].copy_from_slice(&self.room[..self.size]);
             let tokens = cluster * self.size..(cluster + 1) * self.size;
+            let (arranged, out) = (&mut self.arranged, &mut out[range.clone()]);
+            row_product(mode, h, &self.head, tokens.start, arranged, out);
             ids[range].copy_from_slice(&self.ordering[tokens]);
         }
     }

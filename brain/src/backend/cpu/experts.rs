@@ -2,9 +2,10 @@
 //! by expert number, so that a row's bits do not depend on who else chose the same expert.
 
 use super::{
+    arranged::Arranged,
     elementwise::{GatedRow, inverse_rms},
+    matrix::Matrix,
     memory::Buf,
-    panel::{Matrix, Words},
     pool::Pool,
     product::{Mode, product},
     simd::dispatch,
@@ -35,34 +36,34 @@ pub(super) struct Experts {
     wide: Buf,
     activated: Buf,
     result: Buf,
-    words: Words,
+    arranged: Arranged,
 }
 
 impl Experts {
-    pub(super) fn new(
-        pool: &Pool,
-        weights: &MoeWeights,
-        moe: &Moe,
-        eps: f32,
-        rows: usize,
-        bf16: bool,
-    ) -> Self {
+    pub(super) fn new(weights: &MoeWeights, moe: &Moe, eps: f32, rows: usize, bf16: bool) -> Self {
         let hidden = weights.router.cols();
         let scale = weights.router_scale.to_vec();
-        let pack = |parts: &dyn Fn(&ExpertWeights) -> Vec<&Weight>| {
-            let matrices = weights.experts.iter();
-            matrices
-                .map(|e| Matrix::pack(pool, &parts(e), bf16))
-                .collect()
+        let mut arranged = Arranged::default();
+        let mut matrix = |parts: &[&Weight]| {
+            let matrix = Matrix::new(parts, bf16);
+            arranged.make_room(rows, &matrix);
+            matrix
         };
+        let router = matrix(&[&weights.router]);
+        let mut each = |parts: &dyn Fn(&ExpertWeights) -> Vec<&Weight>| {
+            let experts = weights.experts.iter();
+            experts.map(|e| matrix(&parts(e))).collect()
+        };
+        let gate_up = each(&|e| e.gate_up.iter().collect());
+        let down = each(&|e| vec![&e.down]);
         Self {
             moe: *moe,
             eps,
-            router: Matrix::pack(pool, &[&weights.router], bf16),
+            router,
             router_scale: scale,
             expert_scale: weights.expert_scale.to_vec(),
-            gate_up: pack(&|e| e.gate_up.iter().collect()),
-            down: pack(&|e| vec![&e.down]),
+            gate_up,
+            down,
             router_input: Buf::new(rows, hidden),
             scores: Buf::new(rows, moe.experts),
             chosen: vec![Vec::new(); moe.experts],
@@ -70,7 +71,7 @@ impl Experts {
             wide: Buf::new(rows, 2 * moe.intermediate),
             activated: Buf::new(rows, moe.intermediate),
             result: Buf::new(rows, hidden),
-            words: Words::new(rows, hidden.max(moe.intermediate)),
+            arranged,
         }
     }
 
@@ -101,7 +102,7 @@ impl Experts {
                 count,
                 &self.gathered,
                 &self.gate_up[expert],
-                &mut self.words,
+                &mut self.arranged,
                 &mut self.wide,
             );
             for i in 0..count {
@@ -123,7 +124,7 @@ impl Experts {
                 count,
                 &self.activated,
                 &self.down[expert],
-                &mut self.words,
+                &mut self.arranged,
                 &mut self.result,
             );
             for (place, (row, weight)) in chosen.iter().enumerate() {
@@ -171,7 +172,7 @@ impl Experts {
             rows,
             &self.router_input,
             &self.router,
-            &mut self.words,
+            &mut self.arranged,
             &mut self.scores,
         );
         self.chosen.iter_mut().for_each(Vec::clear);

@@ -3,26 +3,28 @@
 //! A row's result does not depend on the rows beside it, on the chunking of the prompt, on drafts,
 //! on the number of threads or on the vector instructions used: see `product` and `attend`.
 
+mod arranged;
 mod attend;
 mod budget;
+mod claim;
 mod clusters;
-mod coded;
 mod codes;
 mod decode;
 mod elementwise;
-mod expand;
 mod experts;
+mod form;
 mod gates;
 mod kv;
+mod matrix;
 mod memory;
 mod mix;
 mod ops;
-mod pack;
 mod panel;
 mod pool;
 pub mod probe;
 mod product;
 pub(super) mod rope;
+mod sheet;
 mod simd;
 mod tile;
 
@@ -50,7 +52,7 @@ use ops::{CpuOps, Sizes};
 use pool::Pool;
 
 /// Changes whenever a bit of the CPU's results may.
-const NUMERIC_VERSION: u32 = 3;
+const NUMERIC_VERSION: u32 = 4;
 
 /// Most drafts of a round.
 pub const MAX_DRAFTS: usize = 8;
@@ -124,7 +126,7 @@ pub struct CpuExecutor {
 }
 
 impl CpuExecutor {
-    /// Packs the weights and makes the pools.
+    /// Finds the weights, which stay where they are, and makes the pools.
     pub fn new(model: LoadedModel, options: &CpuOptions) -> Result<Self, CpuError> {
         let level = level(options)?;
         let bf16 = computes_in_bf16(&model);
@@ -330,8 +332,8 @@ fn output(arena: &mut Arena) -> StepOutput {
 }
 
 #[cfg(test)]
-#[path = "coded_tests.rs"]
-mod coded_tests;
+#[path = "product_tests.rs"]
+mod product_tests;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;

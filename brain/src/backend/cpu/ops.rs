@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use super::{
+    arranged::Arranged,
     attend::{Job, Scratch as AttendScratch, attend},
     clusters::Clusters,
     elementwise::{
@@ -15,8 +16,8 @@ use super::{
     },
     experts::Experts,
     kv::{BLOCK, CacheLayer, KeyMaker},
+    matrix::Matrix,
     memory::Buf,
-    panel::{Matrix, Words},
     pool::{Pool, Shards},
     product::{Mode, product},
     rope::RopeTable,
@@ -66,7 +67,7 @@ pub(super) struct CpuOps {
     attend_scratch: Vec<AttendScratch>,
     sampling_scratch: Vec<sampling::Scratch>,
     drafted: Vec<TokenId>,
-    words: Words,
+    arranged: Arranged,
 }
 
 /// A layer of the pools.
@@ -94,7 +95,7 @@ impl CpuOps {
             attend_scratch: (0..threads).map(|_| scratch()).collect(),
             sampling_scratch: (0..threads).map(|_| sampling::Scratch::default()).collect(),
             drafted: Vec::with_capacity(sizes.seqs),
-            words: Words::new(sizes.rows, 0),
+            arranged: Arranged::default(),
         }
     }
 
@@ -176,10 +177,8 @@ impl Ops for CpuOps {
     }
 
     fn matrix(&mut self, parts: &[&Weight]) -> Matrix {
-        let matrix = Matrix::pack(&self.pool, parts, self.mode.round);
-        if !self.words.fit(self.sizes.rows, matrix.inputs()) {
-            self.words = Words::new(self.sizes.rows, matrix.inputs());
-        }
+        let matrix = Matrix::new(parts, self.mode.round);
+        self.arranged.make_room(self.sizes.rows, &matrix);
         matrix
     }
 
@@ -192,8 +191,6 @@ impl Ops for CpuOps {
     }
 
     fn table(&mut self, weight: &Weight) -> Weight {
-        // Its rows come back into memory as they are read.
-        weight.release();
         weight.clone()
     }
 
@@ -238,14 +235,7 @@ impl Ops for CpuOps {
     }
 
     fn experts_weights(&mut self, weights: &MoeWeights, moe: &Moe, eps: f32) -> Experts {
-        Experts::new(
-            &self.pool,
-            weights,
-            moe,
-            eps,
-            self.sizes.rows,
-            self.mode.round,
-        )
+        Experts::new(weights, moe, eps, self.sizes.rows, self.mode.round)
     }
 
     fn clusters(
@@ -256,7 +246,6 @@ impl Ops for CpuOps {
         top_k: usize,
     ) -> Clusters {
         Clusters::new(
-            &self.pool,
             head,
             ordering,
             count,
@@ -361,7 +350,7 @@ impl Ops for CpuOps {
             count,
             x,
             matrix,
-            &mut self.words,
+            &mut self.arranged,
             out,
         );
     }
@@ -533,7 +522,7 @@ impl Ops for CpuOps {
             count,
             h,
             matrix,
-            &mut self.words,
+            &mut self.arranged,
             out,
         );
         if let Some(cap) = softcap {

@@ -1,47 +1,12 @@
-//! Packed weights: panels of 32 outputs, and the forms their numbers have.
+//! Panels of 32 numbers side by side, as keys and values are stored, and the forms they have.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
-use super::{coded::Coded, memory::Region, simd::Lanes};
+use super::simd::Lanes;
 use crate::sched::math::round_bf16;
 
 /// Outputs of a panel.
 pub(super) const PANEL: usize = 32;
-
-/// The numbers of a matrix' part.
-pub(super) enum Packed {
-    /// Pairs in words: see [`word_place`].
-    Bf16(Region<u16>),
-    /// Input by input.
-    F32(Region<f32>),
-    /// Anything that is expanded while it is used.
-    Coded(Coded),
-}
-
-/// Rows of a matrix that are stored in one form.
-pub(super) struct Part {
-    /// Which output its first row is.
-    pub(super) first: usize,
-    pub(super) outputs: usize,
-    pub(super) inputs: usize,
-    pub(super) packed: Packed,
-    /// It takes its inputs as words of two bf16 numbers, else as fp32.
-    pub(super) words: bool,
-}
-
-impl Part {
-    /// Panels, the last perhaps filled up with zeros.
-    pub(super) fn panels(&self) -> usize {
-        self.outputs.div_ceil(PANEL)
-    }
-}
-
-/// One matrix or several stacked, `[outputs, inputs]`.
-pub(super) struct Matrix {
-    pub(super) outputs: usize,
-    pub(super) inputs: usize,
-    pub(super) parts: Vec<Part>,
-}
 
 /// Where a bf16 number lies in a panel: of input `k`, output `j` of 32. Pairs of inputs share a
 /// word, the first in its high half.
@@ -54,13 +19,6 @@ pub(super) fn word_place(k: usize, j: usize) -> usize {
 #[inline(always)]
 pub(super) fn narrow(x: f32) -> u16 {
     (round_bf16(x).to_bits() >> 16) as u16
-}
-
-/// A bf16 number of a file as it is stored here: subnormals are zero.
-#[inline(always)]
-pub(super) fn flushed(word: u16) -> u16 {
-    let zero = word & 0x7f80 == 0;
-    word & if zero { 0x8000 } else { 0xffff }
 }
 
 /// Pairs of bf16 numbers, the first in the high half; an odd one gets a zero for company.
@@ -78,64 +36,7 @@ pub(super) fn pack_words(x: &[f32], words: &mut [u32]) {
     }
 }
 
-impl Matrix {
-    /// Rows.
-    pub(super) fn outputs(&self) -> usize {
-        self.outputs
-    }
-
-    /// Columns.
-    pub(super) fn inputs(&self) -> usize {
-        self.inputs
-    }
-
-    /// Its rows by form, in order.
-    pub(super) fn parts(&self) -> &[Part] {
-        &self.parts
-    }
-
-    /// Whether any part takes inputs as words.
-    pub(super) fn takes_words(&self) -> bool {
-        self.parts.iter().any(|p| p.words)
-    }
-}
-
-/// Rows of a product as pairs of bf16 numbers, made anew for each product.
-pub(super) struct Words {
-    rows: usize,
-    stride: usize,
-    data: Region<u32>,
-}
-
-impl Words {
-    /// Room for `rows` rows of `inputs` numbers.
-    pub(super) fn new(rows: usize, inputs: usize) -> Self {
-        // As for other buffers: rows must not all start in one cache set.
-        let stride = inputs.div_ceil(2).next_multiple_of(16) + 16;
-        Self {
-            rows,
-            stride,
-            data: Region::new(rows * stride),
-        }
-    }
-
-    /// Whether so many rows of so many inputs fit.
-    pub(super) fn fit(&self, rows: usize, inputs: usize) -> bool {
-        rows <= self.rows && inputs.div_ceil(2) <= self.stride
-    }
-
-    /// Distance between rows.
-    pub(super) fn stride(&self) -> usize {
-        self.stride
-    }
-
-    /// Everything.
-    pub(super) fn data_mut(&mut self) -> &mut [u32] {
-        &mut self.data
-    }
-}
-
-/// A stored form of weights, or of keys and values.
+/// A stored form of keys and values.
 pub(super) trait Form: Copy + Sync {
     /// Inputs that one step takes.
     const STEP: usize;

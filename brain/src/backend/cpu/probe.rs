@@ -2,10 +2,11 @@
 
 use super::{
     CpuError,
+    arranged::Arranged,
     attend::{Job, Scratch, attend},
     kv::{BLOCK, CacheLayer},
+    matrix::Matrix,
     memory::Buf,
-    panel::{Matrix, Words},
     pool::Pool,
     product::{Mode, product},
     simd::Level,
@@ -30,7 +31,7 @@ pub struct ProductProbe {
     matrix: Matrix,
     x: Buf,
     out: Buf,
-    words: Words,
+    arranged: Arranged,
     rows: usize,
 }
 
@@ -49,13 +50,16 @@ impl ProductProbe {
             }
         }
         let pool = Pool::new(threads)?;
+        let matrix = Matrix::new(&[weight], true);
+        let mut arranged = Arranged::default();
+        arranged.make_room(rows, &matrix);
         Ok(Self {
             mode: Mode { level, round: true },
-            matrix: Matrix::pack(&pool, &[weight], true),
+            matrix,
             pool,
             x,
             out: Buf::new(rows, weight.rows()),
-            words: Words::new(rows, weight.cols()),
+            arranged,
             rows,
         })
     }
@@ -83,7 +87,7 @@ impl ProductProbe {
             self.rows,
             &self.x,
             &self.matrix,
-            &mut self.words,
+            &mut self.arranged,
             &mut self.out,
         );
         self.out.row(self.rows - 1)[0]

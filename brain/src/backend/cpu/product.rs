@@ -1,26 +1,34 @@
 //! Matrix products: `y = x * w^T`, any number of rows.
 //!
-//! Weights are packed in panels of 32 outputs, input element by input element (bf16: pair by
-//! pair). An output is one chain of fused multiply-adds over its inputs, first to last, however
-//! many rows are computed together and whoever computes them; lanes run over outputs. So there is
-//! nothing to reduce, and a row has the same bits alone and among thousands.
+//! The definition, of one output. Its inputs go to sixteen lanes, 32 bf16 or 16 fp32 ones in a step:
+//! of bf16 lane `i` takes the second and then the first of pair `i`, of fp32 input `i`. A lane is a
+//! chain of fused multiply-adds over its inputs, first to last, from zero. Where a row has several
+//! scales (FP8 by blocks, four-bit integers by groups), each group's inputs are such a chain by
+//! themselves, and the lane is the chain of `total = fma(scale, sum of group, total)`. NVFP4 in bf16 is
+//! dealt out so that a lane's share of a step of 256 inputs is one block with its scale
+//! ([`super::decode::dealt`]). Then the lanes are added in a fixed order
+//! ([`Lanes::sums`](super::simd::Lanes::sums)), and one scale of the row, if there is one, multiplies
+//! the sum. How many rows are computed together, by whom, and by which instructions has no part in it.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
 use super::{
-    coded::{Coded, CodedPiece, MOST_ROWS},
-    expand::Sheet,
+    arranged::Arranged,
+    claim::{Claim, FEW, MOST_ROWS, Rows, STRIP},
+    matrix::{Arrangement, Matrix, Part},
     memory::Buf,
-    panel::{Form, Matrix, PANEL, Packed, Part, Words, pack_words},
     pool::{Pool, Shards},
-    simd::{Kernel, Lanes, Level, dispatch},
-    tile::Tile,
+    simd::Level,
 };
 
 /// Multiply-adds below which a product is not worth sharing among threads.
 const SMALL: usize = 48 * 1024;
 /// Rows of one piece of work.
 const ROWS_OF_CHUNK: usize = MOST_ROWS;
+/// Bytes of weights of a piece of work: enough to make finding it cheap.
+const BYTES_OF_CHUNK: usize = 64 << 10;
+/// Outputs of a piece of work are a multiple of this.
+const OUTPUTS: usize = 4;
 
 /// How a product is computed; none of it changes a bit but `round`.
 #[derive(Clone, Copy)]
@@ -30,19 +38,6 @@ pub(super) struct Mode {
     pub(super) round: bool,
 }
 
-/// Packs one row.
-struct PackRow<'a> {
-    x: &'a [f32],
-    words: &'a mut [u32],
-}
-
-impl Kernel for PackRow<'_> {
-    #[inline(always)]
-    fn run<V: Lanes>(self) {
-        pack_words(self.x, self.words);
-    }
-}
-
 /// `out[i] = x[i] * matrix^T` for rows `0..rows`, shared among the pool's threads.
 pub(super) fn product(
     pool: &Pool,
@@ -50,7 +45,7 @@ pub(super) fn product(
     rows: usize,
     x: &Buf,
     matrix: &Matrix,
-    words: &mut Words,
+    arranged: &mut Arranged,
     out: &mut Buf,
 ) {
     assert!(matrix.inputs() <= x.width() && matrix.outputs() <= out.width());
@@ -58,280 +53,164 @@ pub(super) fn product(
     if rows == 0 {
         return;
     }
-    let single = Input {
-        x: x.data(),
-        stride: x.stride(),
-    };
-    if matrix.takes_words() {
-        assert!(words.fit(rows, matrix.inputs()));
-        pack_rows(pool, mode, rows, x, matrix.inputs(), words);
-    }
-    let stride = words.stride();
-    let pair = Input {
-        x: &*words.data_mut(),
+    arrange(pool, mode.level, rows, x, matrix, arranged);
+    let stride = out.stride();
+    let share = Share {
+        mode,
+        rows,
+        arranged,
+        out: Shards::new(out.data_mut()),
         stride,
     };
-    for part in matrix.parts() {
-        let columns = Columns {
-            out: Shards::new(&mut out.data_mut()[part.first..]),
-            stride: out.stride(),
-        };
-        let share = Share {
-            pool,
-            mode,
-            rows,
-            part,
-            columns,
-        };
-        match &part.packed {
-            Packed::F32(data) => share.plain(single, data),
-            Packed::Bf16(data) => share.plain(pair, data),
-            Packed::Coded(coded) if part.words => share.coded::<u16>(pair, coded),
-            Packed::Coded(coded) => share.coded::<f32>(single, coded),
-        }
+    if rows * matrix.outputs() * matrix.inputs() <= SMALL {
+        matrix.parts().iter().for_each(|part| share.whole(part));
+        return;
     }
-}
-
-/// Puts the rows into words of two bf16 numbers.
-fn pack_rows(pool: &Pool, mode: Mode, rows: usize, x: &Buf, inputs: usize, words: &mut Words) {
-    let stride = words.stride();
-    let shards = Shards::new(words.data_mut());
-    let pack = |i: usize| {
-        // SAFETY: rows are disjoint, and each is packed by one call.
-        let words = unsafe { shards.slice(i * stride, stride) };
-        let x = &x.row(i)[..inputs];
-        dispatch(mode.level, PackRow { x, words });
-    };
-    let per_chunk = (SMALL / inputs.max(1)).max(1);
-    pool.run(rows.div_ceil(per_chunk), &|chunk, _| {
-        (chunk * per_chunk..rows.min((chunk + 1) * per_chunk)).for_each(pack);
+    let cuts: Vec<Cut> = matrix
+        .parts()
+        .iter()
+        .map(|part| Cut::new(part, rows, pool.threads()))
+        .collect();
+    let chunks = cuts.iter().map(Cut::chunks).sum();
+    pool.run(chunks, &|mut chunk, _| {
+        for (part, cut) in matrix.parts().iter().zip(&cuts) {
+            if chunk < cut.chunks() {
+                return share.chunk(part, cut, chunk);
+            }
+            chunk -= cut.chunks();
+        }
     });
 }
 
-/// Rows of a product in the form that its matrix wants.
-#[derive(Clone, Copy)]
-struct Input<'a, X> {
-    x: &'a [X],
-    stride: usize,
+/// Puts the rows in the orders that the matrix wants.
+fn arrange(
+    pool: &Pool,
+    level: Level,
+    rows: usize,
+    x: &Buf,
+    matrix: &Matrix,
+    arranged: &mut Arranged,
+) {
+    let writer = arranged.writer(level, rows, matrix);
+    let per_chunk = (SMALL / matrix.inputs().max(1)).max(1);
+    pool.run(rows.div_ceil(per_chunk), &|chunk, _| {
+        for i in chunk * per_chunk..rows.min((chunk + 1) * per_chunk) {
+            // SAFETY: the writer has room for so many rows, and each is in one chunk.
+            unsafe { writer.put(i, x.row(i)) };
+        }
+    });
 }
 
-/// Where the outputs of a part go.
-struct Columns {
+/// How the work on a part is cut into pieces.
+struct Cut {
+    outputs: usize,
+    row_chunks: usize,
+    groups: usize,
+}
+
+impl Cut {
+    /// Few enough outputs that every thread gets some, many enough that a piece is worth it.
+    fn new(part: &Part, rows: usize, threads: usize) -> Self {
+        let bytes = part.codes.bytes(part.inputs).max(1) * rows.min(ROWS_OF_CHUNK);
+        let worth = BYTES_OF_CHUNK.div_ceil(bytes);
+        let fair = part.outputs / (4 * threads);
+        let outputs = worth.min(fair).next_multiple_of(OUTPUTS).max(OUTPUTS);
+        let outputs = match rows {
+            0..=FEW => outputs,
+            // What is expanded together is used by all rows.
+            _ => outputs.max(STRIP.min(fair.next_multiple_of(OUTPUTS))),
+        };
+        Self {
+            outputs,
+            row_chunks: rows.div_ceil(ROWS_OF_CHUNK),
+            groups: part.outputs.div_ceil(outputs),
+        }
+    }
+
+    fn chunks(&self) -> usize {
+        self.groups * self.row_chunks
+    }
+}
+
+/// A product, to be shared among threads.
+struct Share<'a> {
+    mode: Mode,
+    rows: usize,
+    arranged: &'a Arranged,
     out: Shards<f32>,
     stride: usize,
 }
 
-/// A product with one part of a matrix, to be shared among the pool's threads.
-struct Share<'a> {
-    pool: &'a Pool,
-    mode: Mode,
-    rows: usize,
-    part: &'a Part,
-    columns: Columns,
-}
-
-/// Rows and panels of a piece of work.
-struct Claim {
-    start: usize,
-    rows: usize,
-    first: usize,
-    count: usize,
-    out: *mut f32,
-}
-
 impl Share<'_> {
-    fn plain<F: Form>(&self, input: Input<'_, F::Input>, data: &[F]) {
-        self.run(|claim| {
-            let piece = Piece {
-                x: &input.x[claim.start * input.stride..],
-                x_stride: input.stride,
-                rows: claim.rows,
-                data,
-                steps: self.part.inputs.div_ceil(F::STEP),
-                first: claim.first,
-                count: claim.count,
-                out: claim.out,
-                out_stride: self.columns.stride,
-                round: self.mode.round,
-            };
-            dispatch(self.mode.level, piece);
-        });
+    fn whole(&self, part: &Part) {
+        for start in (0..self.rows).step_by(ROWS_OF_CHUNK) {
+            let rows = ROWS_OF_CHUNK.min(self.rows - start);
+            self.piece(part, (start, rows), (0, part.outputs));
+        }
     }
 
-    fn coded<F: Sheet>(&self, input: Input<'_, F::Input>, coded: &Coded) {
-        self.run(|claim| {
-            let piece = CodedPiece::<F> {
-                x: &input.x[claim.start * input.stride..],
-                x_stride: input.stride,
-                rows: claim.rows,
-                coded,
-                first: claim.first,
-                count: claim.count,
-                out: claim.out,
-                out_stride: self.columns.stride,
-                round: self.mode.round,
-            };
-            dispatch(self.mode.level, piece);
-        });
+    fn chunk(&self, part: &Part, cut: &Cut, chunk: usize) {
+        let (group, row_chunk) = (chunk / cut.row_chunks, chunk % cut.row_chunks);
+        let (start, first) = (row_chunk * ROWS_OF_CHUNK, group * cut.outputs);
+        let rows = ROWS_OF_CHUNK.min(self.rows - start);
+        let outputs = cut.outputs.min(part.outputs - first);
+        self.piece(part, (start, rows), (first, outputs));
     }
 
-    fn run(&self, work: impl Fn(Claim) + Sync) {
-        let (rows, panels) = (self.rows, self.part.panels());
-        let small = rows * self.part.outputs * self.part.inputs <= SMALL;
-        let (group, row_chunks) = match small {
-            true => (panels, 1),
-            false => (
-                group_size(rows, panels, self.pool.threads()),
-                rows.div_ceil(ROWS_OF_CHUNK),
-            ),
+    fn piece(&self, part: &Part, (start, rows): (usize, usize), (first, outputs): (usize, usize)) {
+        let claim = Claim {
+            part,
+            first,
+            outputs,
+            x: rows_from(self.arranged, part.arrangement, start),
+            rows,
+            out: self.out.at(start * self.stride + part.first + first),
+            stride: self.stride,
+            round: self.mode.round,
         };
-        self.pool
-            .run(panels.div_ceil(group) * row_chunks, &|chunk, _| {
-                let first = chunk / row_chunks * group;
-                let (start, end) = match row_chunks {
-                    1 => (0, rows),
-                    _ => {
-                        let start = chunk % row_chunks * ROWS_OF_CHUNK;
-                        (start, rows.min(start + ROWS_OF_CHUNK))
-                    }
-                };
-                work(Claim {
-                    start,
-                    rows: end - start,
-                    first,
-                    count: group.min(panels - first),
-                    out: self
-                        .columns
-                        .out
-                        .at(start * self.columns.stride + first * PANEL),
-                });
-            });
+        claim.run(self.mode.level);
     }
 }
 
-/// One row against panels `first ..`, in the calling thread; `out` holds whole panels.
+fn rows_from(arranged: &Arranged, arrangement: Arrangement, start: usize) -> Rows<'_> {
+    match arrangement {
+        Arrangement::Singles => {
+            let (x, stride) = arranged.singles();
+            Rows::Singles(&x[start * stride..], stride)
+        }
+        Arrangement::Pairs | Arrangement::Dealt => {
+            let (x, stride) = arranged.words(arrangement);
+            Rows::Words(&x[start * stride..], stride)
+        }
+    }
+}
+
+/// One row against outputs `first ..` of a matrix of one part, in the calling thread.
 pub(super) fn row_product(
     mode: Mode,
     x: &[f32],
     matrix: &Matrix,
     first: usize,
-    words: &mut [u32],
+    arranged: &mut Arranged,
     out: &mut [f32],
 ) {
-    let count = out.len() / PANEL;
     let [part] = matrix.parts() else {
-        // proof: callers pack rows of one weight, whose form is one.
+        // proof: callers take rows of one weight, whose form is one.
         unreachable!("a matrix of several forms has no row product");
     };
-    assert!(part.inputs <= x.len() && first + count <= part.panels());
-    let x = &x[..part.inputs];
-    if part.words {
-        pack_words(x, words);
-    }
-    match &part.packed {
-        Packed::F32(data) => row_piece(mode, x, part, data, first, out),
-        Packed::Bf16(data) => row_piece(mode, words, part, data, first, out),
-        Packed::Coded(coded) if part.words => {
-            row_coded::<u16>(mode, words, coded, first, out);
-        }
-        Packed::Coded(coded) => row_coded::<f32>(mode, x, coded, first, out),
-    }
-}
-
-fn row_piece<F: Form>(
-    mode: Mode,
-    x: &[F::Input],
-    part: &Part,
-    data: &[F],
-    first: usize,
-    out: &mut [f32],
-) {
-    let steps = part.inputs.div_ceil(F::STEP);
-    assert!(steps <= x.len());
-    let piece = Piece {
-        x,
-        x_stride: 0,
-        rows: 1,
-        data,
-        steps,
+    assert!(part.inputs <= x.len() && first + out.len() <= part.outputs);
+    let writer = arranged.writer(mode.level, 1, matrix);
+    // SAFETY: the writer has room for a row, and is used by nobody else.
+    unsafe { writer.put(0, x) };
+    let claim = Claim {
+        part,
         first,
-        count: out.len() / PANEL,
+        outputs: out.len(),
+        x: rows_from(arranged, part.arrangement, 0),
+        rows: 1,
         out: out.as_mut_ptr(),
-        out_stride: 0,
+        stride: 0,
         round: mode.round,
     };
-    dispatch(mode.level, piece);
-}
-
-fn row_coded<F: Sheet>(mode: Mode, x: &[F::Input], coded: &Coded, first: usize, out: &mut [f32]) {
-    assert!(coded.inputs.div_ceil(F::STEP) <= x.len());
-    let piece = CodedPiece::<F> {
-        x,
-        x_stride: 0,
-        rows: 1,
-        coded,
-        first,
-        count: out.len() / PANEL,
-        out: out.as_mut_ptr(),
-        out_stride: 0,
-        round: mode.round,
-    };
-    dispatch(mode.level, piece);
-}
-
-/// Panels of one piece of work: few enough that every thread gets some, many enough that a
-/// single row keeps several chains going.
-fn group_size(rows: usize, panels: usize, threads: usize) -> usize {
-    let most = match rows {
-        0..=3 => 4,
-        4..=6 => 2,
-        _ => 1,
-    };
-    let fair = panels / (2 * threads);
-    if fair >= most {
-        most
-    } else if fair >= 2 {
-        2.min(most)
-    } else {
-        1
-    }
-}
-
-/// Some rows against some panels of a plain matrix.
-struct Piece<'a, F: Form> {
-    x: &'a [F::Input],
-    x_stride: usize,
-    rows: usize,
-    data: &'a [F],
-    /// Steps of a chain.
-    steps: usize,
-    first: usize,
-    count: usize,
-    /// First output of the first row: whole panels of every row are written.
-    out: *mut f32,
-    out_stride: usize,
-    round: bool,
-}
-
-impl<F: Form> Kernel for Piece<'_, F> {
-    #[inline(always)]
-    fn run<V: Lanes>(self) {
-        let step = self.steps * PANEL * F::STEP;
-        let tile = Tile::<F> {
-            x: self.x.as_ptr(),
-            x_stride: self.x_stride,
-            rows: self.rows,
-            w: self.data[self.first * step..].as_ptr(),
-            w_stride: step,
-            panels: self.count,
-            steps: self.steps,
-            out: self.out,
-            out_stride: self.out_stride,
-            carry: false,
-            round: self.round,
-        };
-        // SAFETY: `share` and `row_piece` checked that the rows of `x`, the panels and the rows of
-        // `out` are all there.
-        unsafe { tile.run::<V>() };
-    }
+    claim.run(mode.level);
 }

@@ -96,23 +96,38 @@ pub(super) trait Lanes: Copy {
     /// Lane `i` holds number `i`.
     fn to_array(self) -> [f32; 16];
 
-    /// The numbers of 32 E4M3 codes, none of them NaN, as bf16.
-    ///
-    /// # Safety
-    /// Room for 32 numbers lies behind `to`.
+    /// Sixteen pairs of stored bf16 numbers; subnormals, which the product instruction takes for
+    /// zero, are zeros.
+    unsafe fn weights(p: *const u16) -> Self::Words;
+    /// The numbers of 32 E4M3 codes, none of them NaN.
     #[inline(always)]
-    unsafe fn put_e4m3(codes: &[u8; 32], to: *mut u16) {
-        // SAFETY: the caller's word.
-        unsafe { decode::e4m3_words(codes, to) }
+    unsafe fn e4m3(p: *const u8) -> Self::Words {
+        // SAFETY: the caller vouches for 32 codes.
+        unsafe { Self::words(decode::e4m3_words(&*p.cast()).as_ptr()) }
     }
-    /// The numbers of a block of NVFP4 as words of bf16 pairs: see [`decode::nvfp4_words`].
-    ///
-    /// # Safety
-    /// Room for the block's numbers lies behind `to`.
+    /// 256 codes of E2M1, ready for [`Lanes::e2m1`].
+    type Block: Copy;
+    unsafe fn block(p: *const u8) -> Self::Block;
+    /// Numbers of step `step` of eight, as [`decode::dealt`] deals them out.
+    fn e2m1(block: &Self::Block, step: usize) -> Self::Words;
+    /// The scales of sixteen blocks of NVFP4.
     #[inline(always)]
-    unsafe fn put_nvfp4(codes: &[[u32; 32]], scales: &[u8; 32], to: *mut u16) {
-        // SAFETY: the caller's word.
-        unsafe { decode::nvfp4_words(codes, scales, to) }
+    unsafe fn scales(p: *const u8) -> Self {
+        // SAFETY: the caller vouches for 16 codes.
+        unsafe { Self::load(decode::scales(&*p.cast()).as_ptr()) }
+    }
+    /// Puts pairs down as they are loaded.
+    unsafe fn put(words: Self::Words, to: *mut u16);
+    /// The sums of four times sixteen lanes. Lanes `i` and `i + 8` are added first, of these sums
+    /// `i` and `i + 4`, then `i` and `i + 2`, then the last two.
+    #[inline(always)]
+    fn sums(all: [Self; 4]) -> [f32; 4] {
+        all.map(|lanes| {
+            let v = lanes.to_array();
+            let eight: [f32; 8] = std::array::from_fn(|i| v[i] + v[i + 8]);
+            let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+            (four[0] + four[2]) + (four[1] + four[3])
+        })
     }
 }
 
@@ -135,6 +150,12 @@ pub(super) fn dispatch<K: Kernel>(level: Level, kernel: K) {
     }
     let _ = level;
     kernel.run::<Portable>();
+}
+
+/// Words of two bf16 numbers each, the first high.
+#[inline(always)]
+fn joined(first: [f32; 16], second: [f32; 16]) -> [u32; 16] {
+    std::array::from_fn(|i| first[i].to_bits() & 0xffff_0000 | second[i].to_bits() >> 16)
 }
 
 #[derive(Clone, Copy)]
@@ -173,6 +194,37 @@ impl Lanes for Portable {
             |half: usize| Self::from_fn(|i| f32::from_bits(u32::from(words[i][half]) << 16));
         // Little-endian: the high half comes second.
         (widen(1), widen(0))
+    }
+    #[inline(always)]
+    unsafe fn weights(p: *const u16) -> Self::Words {
+        // SAFETY: the caller's word.
+        let (first, second) = unsafe { Self::words(p) };
+        let flushed = |v: Self| {
+            Self::from_fn(|i| match v.0[i].to_bits() & 0x7f80_0000 {
+                0 => 0.0,
+                _ => v.0[i],
+            })
+        };
+        (flushed(first), flushed(second))
+    }
+    type Block = [u8; decode::DEAL / 2];
+    #[inline(always)]
+    unsafe fn block(p: *const u8) -> Self::Block {
+        // SAFETY: the caller vouches for 256 codes.
+        unsafe { *p.cast() }
+    }
+    #[inline(always)]
+    fn e2m1(block: &Self::Block, step: usize) -> Self::Words {
+        // SAFETY: these are 32 numbers.
+        unsafe { Self::words(decode::e2m1_words(block, step).as_ptr()) }
+    }
+    #[inline(always)]
+    unsafe fn put(words: Self::Words, to: *mut u16) {
+        // SAFETY: the caller vouches for room for 32 numbers.
+        unsafe {
+            to.cast::<[u32; 16]>()
+                .write_unaligned(joined(words.0.0, words.1.0))
+        };
     }
     #[inline(always)]
     unsafe fn spread(p: *const u32) -> Self::Words {
@@ -249,6 +301,35 @@ mod x86 {
         }
     }
 
+    /// Subnormals as zeros.
+    #[inline(always)]
+    fn flushed_512(x: Avx512) -> Avx512 {
+        unsafe {
+            let exponent = _mm512_set1_epi32(0x7f80_0000);
+            let some = _mm512_test_epi32_mask(_mm512_castps_si512(x.0), exponent);
+            Avx512(_mm512_maskz_mov_ps(some, x.0))
+        }
+    }
+
+    /// See [`Lanes::sums`].
+    #[inline(always)]
+    fn sums_512([a, b, c, d]: [__m512; 4]) -> [f32; 4] {
+        unsafe {
+            let halves = |a, b| {
+                let low = _mm512_shuffle_f32x4::<0x44>(a, b);
+                _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xee>(a, b))
+            };
+            let (ab, cd) = (halves(a, b), halves(c, d));
+            let low = _mm512_shuffle_f32x4::<0x88>(ab, cd);
+            let four = _mm512_add_ps(low, _mm512_shuffle_f32x4::<0xdd>(ab, cd));
+            let two = _mm512_add_ps(four, _mm512_permute_ps::<0x4e>(four));
+            let one = _mm512_add_ps(two, _mm512_permute_ps::<0xb1>(two));
+            let mut sums = [0.0; 4];
+            _mm512_mask_compressstoreu_ps(sums.as_mut_ptr().cast(), 0x1111, one);
+            sums
+        }
+    }
+
     impl Lanes for Avx512 {
         const WIDE: bool = true;
         type Words = (Self, Self);
@@ -301,12 +382,39 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn put_e4m3(codes: &[u8; 32], to: *mut u16) {
-            unsafe { decode::avx512::e4m3(codes, to) }
+        unsafe fn weights(p: *const u16) -> Self::Words {
+            let (first, second) = unsafe { Self::words(p) };
+            (flushed_512(first), flushed_512(second))
         }
         #[inline(always)]
-        unsafe fn put_nvfp4(codes: &[[u32; 32]], scales: &[u8; 32], to: *mut u16) {
-            unsafe { decode::avx512::nvfp4(codes, scales, to) }
+        unsafe fn e4m3(p: *const u8) -> Self::Words {
+            split_512(unsafe { decode::avx512::e4m3(p) })
+        }
+        type Block = decode::avx512::Block;
+        #[inline(always)]
+        unsafe fn block(p: *const u8) -> Self::Block {
+            unsafe { decode::avx512::block(p) }
+        }
+        #[inline(always)]
+        fn e2m1(block: &Self::Block, step: usize) -> Self::Words {
+            split_512(unsafe { decode::avx512::e2m1(block, step) })
+        }
+        #[inline(always)]
+        unsafe fn scales(p: *const u8) -> Self {
+            Self(unsafe { decode::avx512::scales(p) })
+        }
+        #[inline(always)]
+        unsafe fn put(words: Self::Words, to: *mut u16) {
+            let first = unsafe { _mm512_castps_si512(words.0.0) };
+            let second = unsafe { _mm512_castps_si512(words.1.0) };
+            unsafe {
+                let word = _mm512_or_si512(first, _mm512_srli_epi32::<16>(second));
+                _mm512_storeu_si512(to.cast(), word);
+            }
+        }
+        #[inline(always)]
+        fn sums(all: [Self; 4]) -> [f32; 4] {
+            sums_512(all.map(|lanes| lanes.0))
         }
     }
 
@@ -366,12 +474,33 @@ mod x86 {
         }
 
         #[inline(always)]
-        unsafe fn put_e4m3(codes: &[u8; 32], to: *mut u16) {
-            unsafe { decode::avx512::e4m3(codes, to) }
+        unsafe fn weights(p: *const u16) -> Self::Words {
+            unsafe { Self::words(p) }
         }
         #[inline(always)]
-        unsafe fn put_nvfp4(codes: &[[u32; 32]], scales: &[u8; 32], to: *mut u16) {
-            unsafe { decode::avx512::nvfp4(codes, scales, to) }
+        unsafe fn e4m3(p: *const u8) -> Self::Words {
+            unsafe { decode::avx512::e4m3(p) }
+        }
+        type Block = decode::avx512::Block;
+        #[inline(always)]
+        unsafe fn block(p: *const u8) -> Self::Block {
+            unsafe { decode::avx512::block(p) }
+        }
+        #[inline(always)]
+        fn e2m1(block: &Self::Block, step: usize) -> Self::Words {
+            unsafe { decode::avx512::e2m1(block, step) }
+        }
+        #[inline(always)]
+        unsafe fn scales(p: *const u8) -> Self {
+            Self(unsafe { decode::avx512::scales(p) })
+        }
+        #[inline(always)]
+        unsafe fn put(words: Self::Words, to: *mut u16) {
+            unsafe { _mm512_storeu_si512(to.cast(), words) }
+        }
+        #[inline(always)]
+        fn sums(all: [Self; 4]) -> [f32; 4] {
+            sums_512(all.map(|lanes| lanes.0))
         }
     }
 
@@ -386,6 +515,18 @@ mod x86 {
             let second = _mm256_slli_epi32::<16>(words);
             (_mm256_castsi256_ps(first), _mm256_castsi256_ps(second))
         }
+    }
+
+    /// Subnormals as zeros.
+    #[inline(always)]
+    fn flushed_256(x: Avx2) -> Avx2 {
+        let flushed = |x: __m256| unsafe {
+            let exponent = _mm256_castsi256_ps(_mm256_set1_epi32(0x7f80_0000));
+            let zero = _mm256_castps_si256(_mm256_and_ps(x, exponent));
+            let zero = _mm256_cmpeq_epi32(zero, _mm256_setzero_si256());
+            _mm256_andnot_ps(_mm256_castsi256_ps(zero), x)
+        };
+        Avx2(flushed(x.0), flushed(x.1))
     }
 
     impl Lanes for Avx2 {
@@ -414,6 +555,25 @@ mod x86 {
                 let high = split_256(_mm256_loadu_si256(p.add(16).cast()));
                 (Self(low.0, high.0), Self(low.1, high.1))
             }
+        }
+        #[inline(always)]
+        unsafe fn weights(p: *const u16) -> Self::Words {
+            let (first, second) = unsafe { Self::words(p) };
+            (flushed_256(first), flushed_256(second))
+        }
+        type Block = [u8; decode::DEAL / 2];
+        #[inline(always)]
+        unsafe fn block(p: *const u8) -> Self::Block {
+            unsafe { *p.cast() }
+        }
+        #[inline(always)]
+        fn e2m1(block: &Self::Block, step: usize) -> Self::Words {
+            unsafe { Self::words(decode::e2m1_words(block, step).as_ptr()) }
+        }
+        #[inline(always)]
+        unsafe fn put(words: Self::Words, to: *mut u16) {
+            let all = super::joined(words.0.to_array(), words.1.to_array());
+            unsafe { to.cast::<[u32; 16]>().write_unaligned(all) };
         }
         #[inline(always)]
         unsafe fn spread(p: *const u32) -> Self::Words {
@@ -448,6 +608,25 @@ mod x86 {
                     _mm256_mul_ps(self.0, other.0),
                     _mm256_mul_ps(self.1, other.1),
                 )
+            }
+        }
+        #[inline(always)]
+        fn sums(all: [Self; 4]) -> [f32; 4] {
+            let four = |x: Self| unsafe {
+                let eight = _mm256_add_ps(x.0, x.1);
+                _mm_add_ps(
+                    _mm256_castps256_ps128(eight),
+                    _mm256_extractf128_ps::<1>(eight),
+                )
+            };
+            let [a, b, c, d] = all.map(four);
+            unsafe {
+                // Sums `i` and `i + 2` of two each.
+                let two = |a, b| _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+                let sums = _mm_hadd_ps(two(a, b), two(c, d));
+                let mut out = [0.0; 4];
+                _mm_storeu_ps(out.as_mut_ptr(), sums);
+                out
             }
         }
         #[inline(always)]

@@ -1,165 +1,196 @@
-//! The inner loop of a product: rows against panels, every output one chain in a register.
+//! The inner loops of a product: a few rows against a few outputs, every lane of every chain in a
+//! register.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
 use super::{
-    panel::{Form, PANEL},
+    form::{MOST_BYTES, Step, Stored},
     simd::Lanes,
 };
-use crate::sched::math::round_bf16;
 
-/// Some rows against some panels, over a stretch of the inputs.
-pub(super) struct Tile<F: Form> {
-    /// The rows' inputs, from the first of the stretch on.
-    pub(super) x: *const F::Input,
-    /// Between rows of `x`.
-    pub(super) x_stride: usize,
-    pub(super) rows: usize,
-    /// The first panel's weights, from the first input of the stretch on.
-    pub(super) w: *const F,
-    /// Between panels.
-    pub(super) w_stride: usize,
-    pub(super) panels: usize,
-    /// Steps of the stretch.
-    pub(super) steps: usize,
-    /// Whole panels of every row are written.
-    pub(super) out: *mut f32,
-    /// Between rows of `out`.
-    pub(super) out_stride: usize,
-    /// The chains begin with what `out` holds, else with zero.
-    pub(super) carry: bool,
-    /// Results are rounded to bf16.
-    pub(super) round: bool,
+/// Inputs of some rows, from the first of a stretch on.
+pub(super) struct Inputs<S: Step> {
+    pub(super) x: *const S::Number,
+    /// Between rows.
+    pub(super) stride: usize,
 }
 
-impl<F: Form> Tile<F> {
-    /// Computes it.
+/// Weights of some outputs over the same stretch.
+pub(super) struct Weights<const P: usize> {
+    pub(super) rows: [*const u8; P],
+    /// Bytes of each; whole units are not needed.
+    pub(super) length: usize,
+    /// How far ahead of what is read lies what will be read next, if anything does.
+    pub(super) ahead: Option<usize>,
+}
+
+/// Scales of the groups of some outputs, from the first group of the stretch on.
+pub(super) trait Scales {
+    /// What multiplies the lanes of an output over a group.
     ///
     /// # Safety
-    /// The rows of `x`, the panels of `w` and the rows of `out` are all there, and nobody else
-    /// uses the latter.
-    #[inline(always)]
-    pub(super) unsafe fn run<V: Lanes>(&self) {
-        let most = if V::WIDE { 12 } else { 3 };
-        let mut row = 0;
-        while row < self.rows {
-            let left = (self.rows - row).min(most);
-            let mut panel = 0;
-            while panel < self.panels {
-                // SAFETY: the caller's word.
-                panel += unsafe { self.some::<V>(row, left, panel) };
+    /// There are so many outputs, and groups.
+    unsafe fn of<V: Lanes>(&self, output: usize, group: usize) -> V;
+}
+
+/// `sums[m][p]` goes on over the stretch.
+///
+/// # Safety
+/// `M` rows of inputs are there, whole units of them, zeros behind the last; and the weights.
+#[inline(always)]
+pub(super) unsafe fn chain<V: Lanes, F: Stored, const M: usize, const P: usize>(
+    x: &Inputs<F::Step>,
+    w: &Weights<P>,
+    sums: &mut [[V; P]; M],
+) {
+    let units = w.length / F::BYTES;
+    for unit in 0..units {
+        // SAFETY: the caller's word.
+        unsafe { add_unit::<V, F, M, P>(x, w, unit, sums) };
+    }
+    let rest = w.length % F::BYTES;
+    if rest > 0 {
+        // SAFETY: so many bytes are left of each row.
+        let room = unsafe { padded(w, units * F::BYTES, rest) };
+        let x = x.from(units * F::STEPS);
+        // SAFETY: the room holds a unit of each.
+        unsafe { add_unit::<V, F, M, P>(&x, &Weights::of(&room), 0, sums) };
+    }
+}
+
+/// `totals[m][p]` goes on over the stretch, group by group of so many units: each is summed from
+/// zero, and taken times its scale. The first of the outputs is number `first` of those that have scales.
+///
+/// # Safety
+/// As for [`chain`].
+#[inline(always)]
+pub(super) unsafe fn grouped<V: Lanes, F: Stored, const M: usize, const P: usize>(
+    x: &Inputs<F::Step>,
+    w: &Weights<P>,
+    group: usize,
+    (scales, first): (&impl Scales, usize),
+    totals: &mut [[V; P]; M],
+) {
+    let units = w.length.div_ceil(F::BYTES);
+    let whole = w.length / F::BYTES;
+    let mut unit = 0;
+    for g in 0..units.div_ceil(group) {
+        let mut sums = [[V::splat(0.0); P]; M];
+        let end = whole.min((g + 1) * group);
+        while unit < end {
+            // SAFETY: the caller's word.
+            unsafe { add_unit::<V, F, M, P>(x, w, unit, &mut sums) };
+            unit += 1;
+        }
+        if unit == whole && whole < units && units <= (g + 1) * group {
+            // SAFETY: so many bytes are left of each row.
+            let room = unsafe { padded(w, whole * F::BYTES, w.length % F::BYTES) };
+            let x = x.from(whole * F::STEPS);
+            // SAFETY: the room holds a unit of each.
+            unsafe { add_unit::<V, F, M, P>(&x, &Weights::of(&room), 0, &mut sums) };
+        }
+        for p in 0..P {
+            // SAFETY: the caller's word.
+            let scale = unsafe { scales.of::<V>(first + p, g) };
+            for m in 0..M {
+                totals[m][p] = totals[m][p].fma(scale, sums[m][p]);
             }
-            row += left;
         }
     }
+}
 
-    /// Picks the register block; returns how many panels it did.
-    #[inline(always)]
-    unsafe fn some<V: Lanes>(&self, row: usize, rows: usize, panel: usize) -> usize {
-        macro_rules! block {
-            ($m:literal, $p:literal) => {{
-                // SAFETY: the caller's word.
-                unsafe { self.block::<V, $m, $p>(row, panel) };
-                $p
-            }};
-        }
-        let panels = self.panels - panel;
-        if V::WIDE {
-            match (rows, panels) {
-                (1, 4..) => block!(1, 4),
-                (1, 2..) => block!(1, 2),
-                (1, _) => block!(1, 1),
-                (2, 4..) => block!(2, 4),
-                (2, 2..) => block!(2, 2),
-                (2, _) => block!(2, 1),
-                (3, 4..) => block!(3, 4),
-                (3, 2..) => block!(3, 2),
-                (3, _) => block!(3, 1),
-                (4, 2..) => block!(4, 2),
-                (4, _) => block!(4, 1),
-                (5, 2..) => block!(5, 2),
-                (5, _) => block!(5, 1),
-                (6, 2..) => block!(6, 2),
-                (6, _) => block!(6, 1),
-                (7, _) => block!(7, 1),
-                (8, _) => block!(8, 1),
-                (9, _) => block!(9, 1),
-                (10, _) => block!(10, 1),
-                (11, _) => block!(11, 1),
-                _ => block!(12, 1),
-            }
-        } else {
-            match (rows, panels) {
-                (1, 2..) => block!(1, 2),
-                (1, _) => block!(1, 1),
-                (2, _) => block!(2, 1),
-                _ => block!(3, 1),
-            }
-        }
-    }
-
-    /// `M` rows against `P` panels, every output in registers.
-    #[inline(always)]
-    unsafe fn block<V: Lanes, const M: usize, const P: usize>(&self, row: usize, panel: usize) {
-        // SAFETY: the caller's word: rows `row..row + M`, panels `panel..panel + P`.
-        let (x, w, out) = unsafe {
-            (
-                self.x.add(row * self.x_stride),
-                self.w.add(panel * self.w_stride),
-                self.out.add(row * self.out_stride + panel * PANEL),
-            )
-        };
-        let mut acc = [[(V::splat(0.0), V::splat(0.0)); P]; M];
-        if self.carry {
-            for (m, acc) in acc.iter_mut().enumerate() {
-                for (p, a) in acc.iter_mut().enumerate() {
-                    // SAFETY: as above.
-                    unsafe {
-                        let at = out.add(m * self.out_stride + p * PANEL);
-                        *a = (V::load(at), V::load(at.add(16)));
-                    }
-                }
-            }
-        }
-        for k in 0..self.steps {
-            // SAFETY: panel `p` holds 32 elements for each input.
-            let weights: [_; P] = std::array::from_fn(|p| unsafe {
-                F::weights::<V>(w.add(p * self.w_stride + k * PANEL * F::STEP))
-            });
-            for (m, acc) in acc.iter_mut().enumerate() {
-                // SAFETY: row `m` of `x` holds all inputs.
-                let value = unsafe { F::spread::<V>(x.add(m * self.x_stride + k)) };
-                for (a, weight) in acc.iter_mut().zip(&weights) {
-                    a.0 = F::step(a.0, value, weight.0);
-                    a.1 = F::step(a.1, value, weight.1);
-                }
-            }
-        }
-        for (m, acc) in acc.iter().enumerate() {
-            for (p, a) in acc.iter().enumerate() {
-                // SAFETY: row `m` of `out` has room for whole panels, and only this piece
-                // writes these.
-                unsafe {
-                    let at = out.add(m * self.out_stride + p * PANEL);
-                    store(a.0, at, self.round);
-                    store(a.1, at.add(16), self.round);
-                }
-            }
+impl<S: Step> Inputs<S> {
+    /// The same rows, so many steps on.
+    fn from(&self, steps: usize) -> Self {
+        Self {
+            x: self.x.wrapping_add(steps * S::INPUTS),
+            stride: self.stride,
         }
     }
 }
 
 /// # Safety
-/// There is room for 16 elements.
+/// The unit is there, of the weights and of the inputs.
 #[inline(always)]
-unsafe fn store<V: Lanes>(v: V, at: *mut f32, round: bool) {
+unsafe fn add_unit<V: Lanes, F: Stored, const M: usize, const P: usize>(
+    x: &Inputs<F::Step>,
+    w: &Weights<P>,
+    unit: usize,
+    sums: &mut [[V; P]; M],
+) {
+    let at = unit * F::BYTES;
+    // Loops, since a closure need not be compiled for the vector instructions around it.
     // SAFETY: the caller's word.
-    unsafe {
-        if round {
-            at.cast::<[f32; 16]>()
-                .write_unaligned(v.to_array().map(round_bf16));
-        } else {
-            v.store(at);
+    let mut units = [unsafe { F::unit::<V>(w.rows[0].add(at)) }; P];
+    for (unit, row) in units.iter_mut().zip(w.rows).skip(1) {
+        // SAFETY: the caller's word.
+        *unit = unsafe { F::unit::<V>(row.add(at)) };
+    }
+    if let Some(ahead) = w.ahead {
+        for row in w.rows {
+            for line in (0..F::BYTES).step_by(64) {
+                foresee(row.wrapping_add(at + ahead + line));
+            }
         }
     }
+    for step in 0..F::STEPS {
+        let mut weights = [F::step::<V>(&units[0], step); P];
+        for (weights, unit) in weights.iter_mut().zip(&units).skip(1) {
+            *weights = F::step::<V>(unit, step);
+        }
+        for (m, sums) in sums.iter_mut().enumerate() {
+            let first = m * x.stride + (unit * F::STEPS + step) * F::Step::INPUTS;
+            // SAFETY: the caller's word.
+            let x = unsafe { F::Step::take::<V>(x.x.add(first)) };
+            for (sum, weights) in sums.iter_mut().zip(&weights) {
+                *sum = F::Step::add(*sum, x, *weights);
+            }
+        }
+    }
+}
+
+/// What is left of rows, with zeros behind it.
+///
+/// # Safety
+/// `count` bytes lie behind byte `from` of each row.
+#[inline(always)]
+unsafe fn padded<const P: usize>(
+    w: &Weights<P>,
+    from: usize,
+    count: usize,
+) -> [[u8; MOST_BYTES]; P] {
+    let mut room = [[0; MOST_BYTES]; P];
+    for (room, row) in room.iter_mut().zip(w.rows) {
+        // SAFETY: the caller's word.
+        let rest = unsafe { std::slice::from_raw_parts(row.add(from), count) };
+        room[..count].copy_from_slice(rest);
+    }
+    room
+}
+
+impl<const P: usize> Weights<P> {
+    fn of(room: &[[u8; MOST_BYTES]; P]) -> Self {
+        let mut rows = [room[0].as_ptr(); P];
+        for (row, room) in rows.iter_mut().zip(room) {
+            *row = room.as_ptr();
+        }
+        Self {
+            rows,
+            length: MOST_BYTES,
+            ahead: None,
+        }
+    }
+}
+
+/// Has a cache line brought near that will be read soon.
+#[inline(always)]
+fn foresee(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which reads nothing and cannot fail.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(line.cast());
+    };
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
 }
