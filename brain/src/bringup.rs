@@ -91,12 +91,29 @@ pub fn bring_up(config: &Config) -> Result<Serving, Error> {
 /// The same for a measurement.
 pub fn bring_up_for(config: &Config, trial: &Trial) -> Result<Serving, Error> {
     let files = files(config)?;
-    let text = Arc::new(text_model(config, &files)?);
-    let (executor, facts) = match config.device {
-        Device::Fake => fake(config, &text),
-        Device::Auto => auto(config, trial, &files, &text)?,
-        Device::Cpu => cpu(config, trial, &files, &text)?,
-        Device::Cuda(ordinal) => cuda(config, trial, ordinal, &files, &text)?,
+    // The disk first: while it reads the weights, the tokenizer is made.
+    let (text, model) = std::thread::scope(|scope| {
+        let text = scope.spawn(|| text_model(config, &files));
+        let model = match config.device {
+            Device::Fake => None,
+            Device::Auto | Device::Cpu | Device::Cuda(_) => Some(load(config, trial, &files)),
+        };
+        match text.join() {
+            Ok(text) => (text, model.transpose()),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    });
+    let (text, model) = (Arc::new(text?), model?);
+    let (executor, facts) = match model {
+        None => fake(config, &text),
+        Some(model) => {
+            check_model(&model, &files, &text)?;
+            match config.device {
+                Device::Cuda(ordinal) => cuda(config, ordinal, model)?,
+                Device::Auto => auto(config, trial, &files, model)?,
+                Device::Cpu | Device::Fake => cpu(config, model)?,
+            }
+        }
     };
     let executor = with_acceptance(executor, trial)?;
     let engine_config = EngineConfig {
@@ -218,14 +235,7 @@ fn default_draft(draft_tokens: DraftTokens) -> DraftDepth {
 }
 
 /// The processor computes the checkpoint.
-fn cpu(
-    config: &Config,
-    trial: &Trial,
-    files: &Files,
-    text: &TextModel,
-) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
-    let model = load(config, trial, files)?;
-    check_model(&model, files, text)?;
+fn cpu(config: &Config, model: LoadedModel) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
     let mut facts = facts(config, &model, "cpu", String::new());
     let mut options = CpuOptions {
         threads: config.threads,
@@ -266,30 +276,28 @@ fn auto(
     config: &Config,
     trial: &Trial,
     files: &Files,
-    text: &TextModel,
+    model: LoadedModel,
 ) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
-    let why = match cuda::probe(0) {
-        Err(error) => error.to_string(),
-        Ok(_) => match cuda(config, trial, 0, files, text) {
+    let (why, model) = match cuda::probe(0) {
+        Err(error) => (error.to_string(), model),
+        Ok(_) => match cuda(config, 0, model) {
             Ok(made) => return Ok(made),
-            Err(Error::Device(why)) => why,
+            Err(Error::Device(why)) => (why, load(config, trial, files)?),
             Err(error) => return Err(error),
         },
     };
     tracing::info!(why, "the processor computes, not a card");
-    cpu(config, trial, files, text)
+    cpu(config, model)
 }
 
 /// A card computes the checkpoint.
 fn cuda(
     config: &Config,
-    trial: &Trial,
     ordinal: usize,
-    files: &Files,
-    text: &TextModel,
+    model: LoadedModel,
 ) -> Result<(Box<dyn Executor>, ModelFacts), Error> {
-    let model = Arc::new(load(config, trial, files)?);
-    check_model(&model, files, text)?;
+    model.reading.copied();
+    let model = Arc::new(model);
     let options = CudaOptions {
         ordinal,
         max_model_len: config.max_model_len.unwrap_or(0),

@@ -1,4 +1,4 @@
-//! What a load leaves in memory: the packed weights, and not the mapped file beside them.
+//! What a load leaves in memory: the mapped weights, and no copy beside them.
 
 #![cfg(target_os = "linux")]
 #![allow(

@@ -296,7 +296,6 @@ fn assemble(
         source,
     };
     let weights = weights::target(&checkpoint, &plan).map_err(names)?;
-    all_right(&weights.all(), Weight::check_scales).map_err(names)?;
     for (layer, weights) in plan.layers.iter_mut().zip(&weights.layers) {
         let values_only = layer.kv == KvSource::Own { values_only: true };
         let scales = &weights.attention.kv_scales;
@@ -307,6 +306,9 @@ fn assemble(
         .filter(|t| text_name(t.name()).is_some())
         .cloned()
         .collect();
+    // As early as can be: until its bytes come, there is time for everything else.
+    let reading = Reading::start(text, &weights.all(), numbers(&plan));
+    all_right(&weights.all(), Weight::check_scales).map_err(names)?;
     let notes = quant_config::differences(files.config, files.quantization, &weights.all());
     let asks_for_fp8_cache = quant_config::asks_for_fp8_cache(files.config, files.quantization);
     let kv_scales = weights
@@ -314,7 +316,6 @@ fn assemble(
         .iter()
         .map(|l| l.attention.kv_scales.count())
         .sum();
-    let reading = Reading::start(text, &weights.all(), numbers(&plan));
     Ok(LoadedModel {
         plan,
         weights,

@@ -1,15 +1,15 @@
-//! Reads every byte of a model's weights, on threads of its own, while a back end takes them in.
+//! Reads every byte of a model's weights, on threads of its own, while everything else comes up.
 //!
-//! A fingerprint needs all bytes, and so does the search for weights that are no finite numbers. Done
-//! before the back end begins, it would have the disk wait for one and then for the other; and a
-//! model that the page cache does not hold would be read twice.
+//! A fingerprint needs all bytes, and so does the search for weights that are no finite numbers. Some
+//! threads do nothing but wait for the disk, so that it always has something to do; others look at
+//! what has come.
 
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::JoinHandle,
 };
@@ -25,9 +25,10 @@ use super::{
 /// Bytes that are hashed at a time: few enough to stay in a cache for the search, and a multiple of
 /// any element's size.
 const PIECE: usize = 1 << 20;
-/// Bytes that the system is asked to fetch before they are needed, so that a disk always has
-/// something to do.
-const AHEAD: usize = 32 << 20;
+/// Bytes that are fetched at a time: large pages.
+const FETCH: usize = 4 << 20;
+/// Threads that wait for the disk.
+const FETCHERS: usize = 2;
 /// Bytes after which what was read is given back.
 const BEHIND: usize = 16 << 20;
 
@@ -46,12 +47,14 @@ struct Work {
     numbers: String,
     /// Nobody wants the result any more.
     stop: AtomicBool,
+    /// What was looked at is given back.
+    copied: AtomicBool,
     result: OnceLock<Result<Digest, NameError>>,
 }
 
 impl Reading {
     /// Begins to read `tensors`, those of `weights` first and in their order, which is the one
-    /// that a back end takes them in. `numbers`: see [`super::fingerprint::numbers`].
+    /// that a back end that copies takes them in. `numbers`: see [`super::fingerprint::numbers`].
     pub fn start(mut tensors: Vec<Tensor>, weights: &[&Weight], numbers: String) -> Self {
         let used: Vec<&Tensor> = weights.iter().flat_map(|w| w.tensors()).collect();
         let mut order = HashMap::new();
@@ -65,6 +68,7 @@ impl Reading {
             finite: finite.map(|t| t.name().to_owned()).collect(),
             numbers,
             stop: AtomicBool::new(false),
+            copied: AtomicBool::new(false),
             result: OnceLock::new(),
         });
         let theirs = work.clone();
@@ -78,6 +82,12 @@ impl Reading {
             // Without a thread, whoever asks for the digest reads.
             thread: Mutex::new(thread.ok()),
         }
+    }
+
+    /// The back end copies the weights: memory of the files that was looked at is given back, and not
+    /// held beside the copy.
+    pub fn copied(&self) {
+        self.work.copied.store(true, Ordering::Relaxed);
     }
 
     /// Waits until every byte was read.
@@ -102,7 +112,16 @@ impl Drop for Reading {
 
 impl Work {
     fn read(&self) -> Result<Digest, NameError> {
-        let hashes = spread(&self.tensors, |t| self.hash(t));
+        let next = AtomicUsize::new(0);
+        let pieces: Vec<(&Tensor, Range<usize>)> = self.tensors.iter().flat_map(parts).collect();
+        let hashes = std::thread::scope(|scope| {
+            for _ in 0..FETCHERS {
+                scope.spawn(|| self.fetch(&pieces, &next));
+            }
+            let hashes = spread(&self.tensors, |t| self.hash(t));
+            next.store(pieces.len(), Ordering::Relaxed);
+            hashes
+        });
         let mut hashed = Vec::with_capacity(hashes.len());
         for (tensor, hash) in self.tensors.iter().zip(hashes) {
             hashed.push((tensor, hash?));
@@ -110,18 +129,24 @@ impl Work {
         Ok(digest(hashed, &self.numbers))
     }
 
+    /// Fetches one piece after the other.
+    fn fetch(&self, pieces: &[(&Tensor, Range<usize>)], next: &AtomicUsize) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let Some((tensor, range)) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                return;
+            };
+            tensor.fetch(range.clone());
+        }
+    }
+
     /// Once it should stop, the hash is of no use, and goes to nobody.
     fn hash(&self, tensor: &Tensor) -> Result<blake3::Hash, NameError> {
         let (bytes, search) = (tensor.bytes(), self.finite.contains(tensor.name()));
         let mut hash = blake3::Hasher::new();
-        let (mut asked, mut kept) = (0, 0);
+        let mut kept = 0;
         for start in (0..bytes.len()).step_by(PIECE) {
             if self.stop.load(Ordering::Relaxed) {
                 break;
-            }
-            while asked < bytes.len().min(start + AHEAD) {
-                tensor.fetch(piece(asked, bytes.len()));
-                asked += PIECE;
             }
             let range = piece(start, bytes.len());
             let piece = &bytes[range.clone()];
@@ -130,13 +155,23 @@ impl Work {
             if let Some(i) = search.then(|| first_not_finite(dtype, piece)).flatten() {
                 return Err(not_finite(tensor, start * 8 / dtype.bitsize() + i));
             }
-            if range.end - kept >= BEHIND || range.end == bytes.len() {
+            let enough = range.end - kept >= BEHIND || range.end == bytes.len();
+            if enough && self.copied.load(Ordering::Relaxed) {
                 tensor.release_bytes(kept..range.end);
                 kept = range.end;
             }
         }
         Ok(hash.finalize())
     }
+}
+
+/// A tensor in pieces to fetch.
+fn parts(tensor: &Tensor) -> impl Iterator<Item = (&Tensor, Range<usize>)> {
+    let length = tensor.bytes().len();
+    let range = move |start: usize| start..length.min(start + FETCH);
+    (0..length)
+        .step_by(FETCH)
+        .map(move |start| (tensor, range(start)))
 }
 
 fn piece(start: usize, end: usize) -> Range<usize> {

@@ -238,7 +238,12 @@ impl Claim<'_> {
         for first in (0..self.outputs).step_by(STRIP) {
             for from in (0..self.part.inputs).step_by(stretch) {
                 let inputs = from..self.part.inputs.min(from + stretch);
-                let strip = self.strip_of(first, sheet.cast(), 2 * WORDS, 2 * inputs.len());
+                let numbers = match self.part.arrangement {
+                    // Of the last, fewer are dealt to all places.
+                    Arrangement::Dealt => inputs.len().next_multiple_of(DEAL),
+                    _ => inputs.len(),
+                };
+                let strip = self.strip_of(first, sheet.cast(), 2 * WORDS, 2 * numbers);
                 for i in 0..strip.outputs {
                     let stretch = self.stretch(first + i, &inputs);
                     // SAFETY: the sheet has room for a stretch of each.

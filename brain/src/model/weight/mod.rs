@@ -11,7 +11,7 @@ mod fp8;
 mod int4;
 mod nvfp4;
 
-use std::{fmt, ops::Range};
+use std::fmt;
 
 pub use fp8::{Fp8, Fp8Scale};
 pub use int4::Int4;
@@ -205,13 +205,6 @@ impl Weight {
         &bytes[row * length..(row + 1) * length]
     }
 
-    /// Gives the memory of some rows' numbers or codes back, as [`Weight::release`] does.
-    pub fn release_rows(&self, rows: Range<usize>) {
-        let tensor = self.codes_tensor();
-        let length = tensor.bytes().len() / self.rows().max(1);
-        tensor.release_bytes(rows.start * length..rows.end * length);
-    }
-
     /// Gives the memory of its mapped files back to the system: a later read fetches it again.
     pub fn release(&self) {
         self.tensors().into_iter().for_each(Tensor::release);
@@ -228,8 +221,6 @@ fn bad_scale(tensor: &Tensor, i: usize, value: f32) -> NameError {
 
 /// Looks at every plain number or E4M3 code.
 fn check_finite(tensor: &Tensor) -> Result<(), NameError> {
-    // A back end reads them next.
-    tensor.fetch(0..tensor.bytes().len());
     match codes::first_not_finite(tensor.dtype(), tensor.bytes()) {
         None => Ok(()),
         Some(i) => Err(not_finite(tensor, i)),
