@@ -73,8 +73,8 @@ impl Claim<'_> {
     /// Computes it, at a level that there is.
     pub(super) fn run(self, level: Level) {
         let direct = match (self.x, self.part.codes) {
-            (Rows::Words(..), Codes::Bf16 | Codes::E2m1) | (Rows::Singles(..), Codes::F32) => true,
-            (Rows::Words(..), Codes::E4m3) => self.part.group.is_none(),
+            (Rows::Words(..), Codes::Bf16 | Codes::E2m1 | Codes::E4m3) => true,
+            (Rows::Singles(..), Codes::F32) => true,
             _ => false,
         };
         match direct && self.rows <= FEW {
@@ -95,9 +95,10 @@ impl Kernel for Few<'_> {
         // of weights are as long as the part says; a row of inputs goes on with zeros.
         unsafe {
             match (claim.x, claim.part.codes) {
-                (Rows::Words(x, stride), Codes::E4m3) => {
-                    claim.whole_rows::<V, Fp8>(x.as_ptr(), stride);
-                }
+                (Rows::Words(x, stride), Codes::E4m3) => match claim.part.group {
+                    None => claim.whole_rows::<V, Fp8>(x.as_ptr(), stride),
+                    Some(group) => claim.grouped_rows::<V, Fp8>(x.as_ptr(), stride, group / 32),
+                },
                 (Rows::Words(x, stride), Codes::E2m1) => claim.blocks::<V>(x.as_ptr(), stride),
                 (Rows::Words(x, stride), _) => claim.whole_rows::<V, Bf16>(x.as_ptr(), stride),
                 (Rows::Singles(x, stride), _) => claim.whole_rows::<V, F32>(x.as_ptr(), stride),
@@ -142,8 +143,8 @@ struct Strip {
     first: usize,
     /// Bytes of a row.
     length: usize,
-    /// Next to these rows lie those that come next.
-    near: bool,
+    /// See [`Weights`].
+    ahead: Ahead,
 }
 
 /// Lanes that are kept from stretch to stretch, `[rows, STRIP, 16]`.
@@ -153,9 +154,22 @@ struct Kept {
     last: bool,
 }
 
+/// What is fetched while a strip is read.
+#[derive(Clone, Copy)]
+enum Ahead {
+    Nothing,
+    /// The rows that come next.
+    Rows,
+    /// What comes next of the same rows.
+    Bytes(usize),
+}
+
 /// Longest row whose successor is fetched while it is read: farther ahead than that, what was fetched
 /// would be gone before it is used.
 const LONG: usize = 8 << 10;
+/// How far ahead a longer row is fetched that several rows of inputs share. For one, a processor
+/// foresees it as well.
+const SOON: usize = 1 << 10;
 
 impl Claim<'_> {
     /// Weights that steps take as they are stored, whole rows of them.
@@ -174,7 +188,29 @@ impl Claim<'_> {
         }
     }
 
-    /// The same, a stretch at a time.
+    /// Whole rows with a scale for so many units.
+    #[inline(always)]
+    unsafe fn grouped_rows<V: Lanes, F: Stored>(
+        &self,
+        x: *const <F::Step as Step>::Number,
+        stride: usize,
+        group: usize,
+    ) {
+        let bytes = self.part.codes.bytes(self.part.inputs);
+        let x = Inputs { x, stride };
+        for first in (0..self.outputs).step_by(STRIP) {
+            let strip = self.strip(first, 0, bytes);
+            let scales = GroupScales {
+                part: self.part,
+                first: self.first + first,
+                outputs: strip.outputs,
+            };
+            // SAFETY: the caller's word.
+            unsafe { self.groups::<V, F>(&x, &strip, &Kept::NOTHING, group, &scales) };
+        }
+    }
+
+    /// Whole rows, a stretch at a time.
     #[inline(always)]
     unsafe fn stretches<V: Lanes, F: Stored>(
         &self,
@@ -366,7 +402,11 @@ impl Claim<'_> {
             outputs,
             first,
             length: to - from,
-            near: self.rows <= FEW && to - from <= LONG,
+            ahead: match (self.rows, to - from) {
+                (0..=FEW, 0..=LONG) => Ahead::Rows,
+                (2..=FEW, _) => Ahead::Bytes(SOON),
+                _ => Ahead::Nothing,
+            },
         }
     }
 
@@ -383,7 +423,7 @@ impl Claim<'_> {
             outputs,
             first,
             length,
-            near: false,
+            ahead: Ahead::Nothing,
         }
     }
 
@@ -526,7 +566,11 @@ impl Strip {
         Weights {
             rows,
             length: self.length,
-            ahead: self.near.then_some(P * self.length),
+            ahead: match self.ahead {
+                Ahead::Nothing => None,
+                Ahead::Rows => Some(P * self.length),
+                Ahead::Bytes(bytes) => Some(bytes),
+            },
         }
     }
 }
@@ -596,6 +640,23 @@ impl Scales for BlockScales {
             sixteen[..left].copy_from_slice(std::slice::from_raw_parts(start, left));
             V::scales(sixteen.as_ptr())
         }
+    }
+}
+
+/// Scales of groups as they are stored.
+struct GroupScales<'a> {
+    part: &'a Part,
+    first: usize,
+    outputs: usize,
+}
+
+impl Scales for GroupScales<'_> {
+    #[inline(always)]
+    unsafe fn of<V: Lanes>(&self, output: usize, group: usize) -> V {
+        V::splat(
+            self.part
+                .scale(self.first + output.min(self.outputs - 1), group),
+        )
     }
 }
 

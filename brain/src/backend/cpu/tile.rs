@@ -2,6 +2,7 @@
 //! register.
 
 #![allow(unsafe_code, reason = "vector kernels")]
+#![allow(clippy::needless_range_loop, reason = "loops that are unrolled")]
 
 use super::{
     form::{MOST_BYTES, Step, Stored},
@@ -44,9 +45,10 @@ pub(super) unsafe fn chain<V: Lanes, F: Stored, const M: usize, const P: usize>(
     sums: &mut [[V; P]; M],
 ) {
     let units = w.length / F::BYTES;
+    let mut lanes = *sums;
     for unit in 0..units {
         // SAFETY: the caller's word.
-        unsafe { add_unit::<V, F, M, P>(x, w, unit, sums) };
+        unsafe { add_unit::<V, F, M, P>(x, w, unit, &mut lanes) };
     }
     let rest = w.length % F::BYTES;
     if rest > 0 {
@@ -54,8 +56,9 @@ pub(super) unsafe fn chain<V: Lanes, F: Stored, const M: usize, const P: usize>(
         let room = unsafe { padded(w, units * F::BYTES, rest) };
         let x = x.from(units * F::STEPS);
         // SAFETY: the room holds a unit of each.
-        unsafe { add_unit::<V, F, M, P>(&x, &Weights::of(&room), 0, sums) };
+        unsafe { add_unit::<V, F, M, P>(&x, &Weights::of(&room), 0, &mut lanes) };
     }
+    *sums = lanes;
 }
 
 /// `totals[m][p]` goes on over the stretch, group by group of so many units: each is summed from
@@ -119,31 +122,33 @@ unsafe fn add_unit<V: Lanes, F: Stored, const M: usize, const P: usize>(
     sums: &mut [[V; P]; M],
 ) {
     let at = unit * F::BYTES;
-    // Loops, since a closure need not be compiled for the vector instructions around it.
+    // Loops over numbers, which the compiler unrolls, so that all of this is in registers. A closure
+    // need not even be compiled for the vector instructions around it.
     // SAFETY: the caller's word.
     let mut units = [unsafe { F::unit::<V>(w.rows[0].add(at)) }; P];
-    for (unit, row) in units.iter_mut().zip(w.rows).skip(1) {
+    for p in 1..P {
         // SAFETY: the caller's word.
-        *unit = unsafe { F::unit::<V>(row.add(at)) };
+        units[p] = unsafe { F::unit::<V>(w.rows[p].add(at)) };
     }
     if let Some(ahead) = w.ahead {
-        for row in w.rows {
-            for line in (0..F::BYTES).step_by(64) {
-                foresee(row.wrapping_add(at + ahead + line));
+        for p in 0..P {
+            foresee(w.rows[p].wrapping_add(at + ahead));
+            if F::BYTES > 64 {
+                foresee(w.rows[p].wrapping_add(at + ahead + 64));
             }
         }
     }
     for step in 0..F::STEPS {
         let mut weights = [F::step::<V>(&units[0], step); P];
-        for (weights, unit) in weights.iter_mut().zip(&units).skip(1) {
-            *weights = F::step::<V>(unit, step);
+        for p in 1..P {
+            weights[p] = F::step::<V>(&units[p], step);
         }
-        for (m, sums) in sums.iter_mut().enumerate() {
-            let first = m * x.stride + (unit * F::STEPS + step) * F::Step::INPUTS;
+        let inputs = x.x.wrapping_add((unit * F::STEPS + step) * F::Step::INPUTS);
+        for m in 0..M {
             // SAFETY: the caller's word.
-            let x = unsafe { F::Step::take::<V>(x.x.add(first)) };
-            for (sum, weights) in sums.iter_mut().zip(&weights) {
-                *sum = F::Step::add(*sum, x, *weights);
+            let x = unsafe { F::Step::take::<V>(inputs.add(m * x.stride)) };
+            for p in 0..P {
+                sums[m][p] = F::Step::add(sums[m][p], x, weights[p]);
             }
         }
     }
