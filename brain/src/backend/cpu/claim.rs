@@ -72,11 +72,11 @@ impl Rooms {
 impl Claim<'_> {
     /// Computes it, at a level that there is.
     pub(super) fn run(self, level: Level) {
-        let direct = match (self.x, self.part.codes) {
-            (Rows::Words(..), Codes::Bf16 | Codes::E2m1 | Codes::E4m3) => true,
-            (Rows::Singles(..), Codes::F32) => true,
-            _ => false,
-        };
+        let direct = matches!(
+            (self.x, self.part.codes),
+            (Rows::Words(..), Codes::Bf16 | Codes::E2m1 | Codes::E4m3)
+                | (Rows::Singles(..), Codes::F32)
+        );
         match direct && self.rows <= FEW {
             true => dispatch(level, Few(self)),
             false => dispatch(level, Many(self)),

@@ -44,12 +44,8 @@ impl Form for WordCode {
     }
     #[inline(always)]
     unsafe fn half<V: Lanes>(p: *const Self) -> V::Words {
-        let mut words = [0u16; 32];
-        // SAFETY: the caller vouches for 32 codes; there is room for as many numbers.
-        unsafe {
-            V::put_e4m3(&p.cast::<[u8; 32]>().read_unaligned(), words.as_mut_ptr());
-            V::words(words.as_ptr())
-        }
+        // SAFETY: the caller vouches for 32 codes.
+        unsafe { V::e4m3(p.cast()) }
     }
     #[inline(always)]
     fn step<V: Lanes>(sum: V, x: V::Words, weights: V::Words) -> V {

@@ -266,7 +266,8 @@ mod tests {
         // Every code at every place of a block.
         let codes: [u8; DEAL / 2] = std::array::from_fn(|byte| {
             let (block, first) = (byte / 8, byte % 8 * 2);
-            ((block + first * 3) % 16 | (block + first * 3 + 3) % 16 << 4) as u8
+            let code = |k: usize| ((block + 3 * k) % 16) as u8;
+            code(first) | (code(first + 1) << 4)
         });
         let check = |decode: &dyn Fn(&[u8; DEAL / 2], usize) -> [u16; 32]| {
             for k in 0..DEAL {

@@ -58,7 +58,7 @@ enum Ends {
 
 /// Where the numbers are.
 enum Place {
-    Mapped(Weight),
+    Mapped(Box<Weight>),
     /// fp32, made of a form that products cannot read.
     Made(Region<f32>),
 }
@@ -185,7 +185,7 @@ impl Part {
             codes,
             arrangement,
             group,
-            place: Place::Mapped(weight.clone()),
+            place: Place::Mapped(Box::new(weight.clone())),
             order,
             ends: ends(weight, group),
         }
@@ -226,36 +226,38 @@ impl Part {
     #[inline(always)]
     pub(super) fn scale(&self, i: usize, group: usize) -> f32 {
         let row = self.row(i);
-        match &self.place {
-            Place::Mapped(Weight::Fp8(w)) => match w.scale() {
+        let Place::Mapped(weight) = &self.place else {
+            return 1.0;
+        };
+        match &**weight {
+            Weight::Float(_) => 1.0,
+            Weight::Fp8(w) => match w.scale() {
                 Fp8Scale::Block(t) => {
                     let groups = self.inputs.div_ceil(w.group());
                     number(t.dtype(), t.bytes(), row / w.group() * groups + group)
                 }
                 Fp8Scale::Tensor(_) | Fp8Scale::Row(_) => 1.0,
             },
-            Place::Mapped(Weight::Int4(w)) => {
+            Weight::Int4(w) => {
                 let groups = self.inputs.div_ceil(w.group());
                 let scales = w.scales();
                 number(scales.dtype(), scales.bytes(), row * groups + group)
             }
-            Place::Mapped(Weight::Nvfp4(w)) => {
-                decode::e4m3(w.scales()[row * w.blocks() + group] & 0x7f)
-            }
-            Place::Mapped(Weight::Float(_)) | Place::Made(_) => 1.0,
+            Weight::Nvfp4(w) => decode::e4m3(w.scales()[row * w.blocks() + group] & 0x7f),
         }
     }
 
     /// The scales of the blocks of output `i`, which is stored as NVFP4.
     #[inline(always)]
     pub(super) fn block_scales(&self, i: usize) -> &[u8] {
-        match &self.place {
-            Place::Mapped(Weight::Nvfp4(w)) => {
-                let row = self.row(i);
-                &w.scales()[row * w.blocks()..(row + 1) * w.blocks()]
-            }
-            _ => &[],
-        }
+        let Place::Mapped(weight) = &self.place else {
+            return &[];
+        };
+        let Weight::Nvfp4(w) = &**weight else {
+            return &[];
+        };
+        let row = self.row(i);
+        &w.scales()[row * w.blocks()..(row + 1) * w.blocks()]
     }
 }
 

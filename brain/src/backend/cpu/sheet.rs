@@ -100,7 +100,7 @@ impl Stretch<'_> {
                 unsafe { put(to, i, numbers) };
             }),
             Codes::E2m1 => each!(self.bytes, 8, |i, codes| {
-                let numbers = halves(codes, |code| decode::e2m1(code));
+                let numbers = halves(codes, decode::e2m1);
                 // SAFETY: the caller's word.
                 unsafe { put(to, i, numbers) };
             }),

@@ -1,13 +1,13 @@
 //! Sixteen fp32 lanes, four times: AVX-512 with bf16 products, AVX-512, AVX2 with FMA, portable.
 //!
-//! Kernels are written once over [`Lanes`] and vectorise over *outputs*, so that an output's own
-//! chain of fused multiply-adds is the same whatever the level: the four give the same bits.
+//! Kernels are written once over [`Lanes`]. What a lane computes is defined by the kernel, whatever the
+//! level: the four give the same bits.
 //!
 //! The bf16 product instruction adds two products with a rounding after each, the one in the high
-//! halves first; so pairs are stored with their first number high, and it is two steps of the very
-//! chain that the others compute. It takes subnormals for zero. Stored numbers never are (they are
-//! flushed when rounded and packed); a chain whose partial sum lies below 2^-126, and is not zero,
-//! is the one case where levels may differ.
+//! halves first: so it is two steps of the very chain that the others compute. It takes subnormals for
+//! zero, and so do the others ([`Lanes::weights`]; inputs, keys and values are flushed when they are
+//! rounded); a chain whose partial sum lies below 2^-126, and is not zero, is the one case where levels
+//! may differ.
 
 #![allow(unsafe_code, reason = "vector kernels")]
 
