@@ -24,6 +24,9 @@
 // keys are formed in registers: key = turn(norm weight x value), rounded once. An element and the
 // partner it is turned with are in one lane, and every warp has as many elements that turn. The sines
 // add 512 bytes a key, shared by all heads.
+//
+// Rows, tables and the keys of earlier steps do not depend on the kernels before: they are read while
+// these still run.
 #include "abi.cuh"
 #include "codes.cuh"
 #include "math.cuh"
@@ -422,12 +425,14 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     using L = Layout<D, Q, V, E>;
     extern __shared__ __align__(128) uint8_t shared[];
     let_dependents_start();
-    wait_for_inputs();
     const uint32_t base = shared_address(shared);
     const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t* ends = reinterpret_cast<const uint32_t*>(a.ends);
     Work w = work_of_block<L::VECTORS>(a);
-    if (w.low >= w.high) return;
+    if (w.low >= w.high) {
+        wait_for_inputs();  // a kernel that ends has waited for all in front of it
+        return;
+    }
 
     const uint32_t* table = reinterpret_cast<const uint32_t*>(a.table) +
                             static_cast<uint64_t>(w.seq) * a.table_pitch;
@@ -465,8 +470,14 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
                                       base + side % SLOTS * L::TILE);
         copy_commit();
     };
+    // Tiles that hold nothing new come before the rows' own keys are there.
+    const uint32_t known = reinterpret_cast<const uint4*>(a.spans)[blockIdx.y].w;
 #pragma unroll 1
-    for (uint32_t i = 0; i < SLOTS - 1; i++) bring(i);
+    for (uint32_t i = 0; i < SLOTS - 1; i++) {
+        if (min((first_tile + i / SIDES + 1) * TILE_KEYS, kept.high) > known) wait_for_inputs();
+        bring(i);
+    }
+    wait_for_inputs();
     Part<D, Q, V, E> part;
     load_part<D, Q, V, E>(a, w, part);
     load_turns<D, Q, V, E>(a, w, first_tile * TILE_KEYS, part);
@@ -542,9 +553,9 @@ extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs
     constexpr uint32_t AT_ONCE = 512;
     __shared__ float scales[AT_ONCE], sums[AT_ONCE], warp_most[8];
     let_dependents_start();
-    wait_for_inputs();
     const uint32_t row = blockIdx.x, head = blockIdx.y, dim = blockDim.x * 2;
     const uint32_t end = reinterpret_cast<const uint32_t*>(a.ends)[row];
+    wait_for_inputs();
     uint16_t* out = reinterpret_cast<uint16_t*>(a.out) + static_cast<uint64_t>(row) * a.ldo +
                     head * dim + threadIdx.x * 2;
     if (end == 0) {  // nothing to see

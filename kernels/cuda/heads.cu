@@ -2,7 +2,8 @@
 //
 // Floor: a launch; the bytes are tens of kilobytes a row. A warp has a head. A lane holds as many
 // elements of the lower half of the head as of the upper half, the partners it turns them with, so
-// nothing but the sum of squares crosses lanes.
+// nothing but the sum of squares crosses lanes. What a product before does not write is read while it
+// still runs.
 //
 // Compiled for all targets; run on Hopper.
 #include "abi.cuh"
@@ -68,10 +69,23 @@ __device__ __forceinline__ void write_codes(uint16_t* head, uint32_t lane, const
     }
 }
 
-// Divided by its root mean square and multiplied by the weights, if any; rounded.
+// A head's norm weights.
 template <int D>
-__device__ __forceinline__ void norm_head(Part<D>& p, const float* weight, float eps,
-                                          uint32_t lane) {
+__device__ __forceinline__ Part<D> read_weights(dptr at, uint32_t lane) {
+    constexpr int N = Part<D>::N;
+    const float* weight = reinterpret_cast<const float*>(at);
+    Part<D> p;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        p.low[i] = weight[lane * N + i];
+        p.high[i] = weight[D / 2 + lane * N + i];
+    }
+    return p;
+}
+
+// Divided by its root mean square and multiplied by the weights, if any; rounded.
+template <int D, bool WEIGHTED>
+__device__ __forceinline__ void norm_head(Part<D>& p, const Part<D>& weight, float eps) {
     constexpr int N = Part<D>::N;
     float sum = 0.0f;
 #pragma unroll
@@ -85,25 +99,40 @@ __device__ __forceinline__ void norm_head(Part<D>& p, const float* weight, float
     for (int i = 0; i < N; i++) {
         p.low[i] = p.low[i] * inverse;
         p.high[i] = p.high[i] * inverse;
-        if (weight) {
-            p.low[i] = p.low[i] * weight[lane * N + i];
-            p.high[i] = p.high[i] * weight[D / 2 + lane * N + i];
+        if (WEIGHTED) {
+            p.low[i] = p.low[i] * weight.low[i];
+            p.high[i] = p.high[i] * weight.high[i];
         }
         p.low[i] = round_bf16(p.low[i]);
         p.high[i] = round_bf16(p.high[i]);
     }
 }
 
+// A lane's cosines and sines, of the first `pairs` pairs.
+template <int D>
+struct Turns {
+    float2 of[Part<D>::N];
+};
+
+template <int D>
+__device__ __forceinline__ Turns<D> read_turns(const float2* turns, uint32_t pairs, uint32_t lane) {
+    constexpr int N = Part<D>::N;
+    Turns<D> t;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        t.of[i] = lane * N + i < pairs ? turns[lane * N + i] : make_float2(1.0f, 0.0f);
+    return t;
+}
+
 // Turns the first `pairs` pairs and rounds.
 template <int D>
-__device__ __forceinline__ void turn(Part<D>& p, const float2* turns, uint32_t pairs,
+__device__ __forceinline__ void turn(Part<D>& p, const Turns<D>& turns, uint32_t pairs,
                                      uint32_t lane) {
     constexpr int N = Part<D>::N;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const uint32_t j = lane * N + i;
-        if (j < pairs) {
-            const float2 t = turns[j];
+        if (lane * N + i < pairs) {
+            const float2 t = turns.of[i];
             const float low = p.low[i], high = p.high[i];
             p.low[i] = low * t.x - high * t.y;
             p.high[i] = high * t.x + low * t.y;
@@ -116,22 +145,28 @@ __device__ __forceinline__ void turn(Part<D>& p, const float2* turns, uint32_t p
 template <int D>
 __device__ __forceinline__ void run(const HeadsArgs& a) {
     let_dependents_start();
-    wait_for_inputs();
     const uint32_t lane = threadIdx.x % 32, row = blockIdx.y;
     uint32_t unit = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     uint16_t* x = reinterpret_cast<uint16_t*>(a.qkv) + static_cast<uint64_t>(row) * a.ld;
     const uint32_t position = reinterpret_cast<const uint32_t*>(a.positions)[row];
-    const float2* turns = reinterpret_cast<const float2*>(a.turns) +
-                          static_cast<uint64_t>(position) * a.pairs;
+    const Turns<D> turns = read_turns<D>(reinterpret_cast<const float2*>(a.turns) +
+                                             static_cast<uint64_t>(position) * a.pairs,
+                                         a.pairs, lane);
     if (unit < a.heads) {
+        const Part<D> weight = read_weights<D>(a.q_norm, lane);
+        wait_for_inputs();
         Part<D> q = read_head<D>(x + unit * D, lane);
-        norm_head(q, reinterpret_cast<const float*>(a.q_norm), a.eps, lane);
+        norm_head<D, true>(q, weight, a.eps);
         turn(q, turns, a.pairs, lane);
         write_head(x + unit * D, lane, q);
         return;
     }
     unit -= a.heads;
-    if (!a.k_norm || unit >= a.kv_heads) return;
+    if (!a.k_norm || unit >= a.kv_heads) {
+        wait_for_inputs();  // a kernel that ends has waited for all in front of it
+        return;
+    }
+    const Part<D> weight = read_weights<D>(a.k_norm, lane);
     const uint32_t seq = reinterpret_cast<const uint32_t*>(a.row_seq)[row];
     const uint32_t* table =
         reinterpret_cast<const uint32_t*>(a.table) + static_cast<uint64_t>(seq) * a.table_pitch;
@@ -146,14 +181,15 @@ __device__ __forceinline__ void run(const HeadsArgs& a) {
     uint16_t* values = a.from_values ? pages + (slot * a.page + position % a.page) * width
                                      : keys + static_cast<uint64_t>(a.page) * width;
 
+    wait_for_inputs();
     const uint16_t* k_at = x + (a.heads + unit) * D;
     const uint16_t* v_at = a.from_values ? k_at : k_at + a.kv_heads * D;
     Part<D> v = read_head<D>(v_at, lane);
-    norm_head(v, nullptr, a.eps, lane);
+    norm_head<D, false>(v, weight, a.eps);
     codes ? write_codes(values, lane, v, a.value_scale) : write_head(values, lane, v);
     if (a.from_values) return;  // attention forms the keys
     Part<D> k = read_head<D>(k_at, lane);
-    norm_head(k, reinterpret_cast<const float*>(a.k_norm), a.eps, lane);
+    norm_head<D, true>(k, weight, a.eps);
     turn(k, turns, a.pairs, lane);
     codes ? write_codes(keys, lane, k, a.key_scale) : write_head(keys, lane, k);
 }

@@ -52,7 +52,7 @@ struct AttentionArgs {
     dptr kv;           // the layer's pages
     dptr table;        // uint32 [seqs][table_pitch]: pages
     dptr table_first;  // uint32 [seqs]: which page of the sequence table[seq][0] is
-    dptr spans;        // uint32 x 4 [spans]: first row, rows, sequence, unused
+    dptr spans;        // uint32 x 4 [spans]: first row, rows, sequence, first position that this step writes
     dptr ends;         // uint32 [rows]: keys before this position are seen
     dptr partial;      // fp32 [rows][heads][splits][head_dim]
     dptr weight;       // fp32 [rows][heads][splits][2]: maximum, sum

@@ -21,7 +21,8 @@ pub struct AttentionArgs {
     pub table: DevicePtr,
     /// `u32 [seqs]`: which page of the sequence `table[seq][0]` is.
     pub table_first: DevicePtr,
-    /// `[u32; 4]` per span: first row, rows, sequence, unused.
+    /// `[u32; 4]` per span: first row, rows, sequence, and the first position whose keys and values
+    /// this step writes: those in front of it are read before the launches in front are done.
     pub spans: DevicePtr,
     /// `u32 [rows]`: keys before this position are seen.
     pub ends: DevicePtr,

@@ -59,7 +59,7 @@ pub(super) struct Card {
     /// Where pieces of weights stand until they are packed.
     landing: Option<Region>,
     lane: Lane,
-    /// Nothing was launched yet behind a fork or a join.
+    /// Nothing was launched yet behind a fork, a join or the beginning of a part.
     fresh: bool,
     /// Matrices are random numbers made on the card, whatever their files hold.
     pub(super) random: bool,
@@ -221,6 +221,12 @@ impl Card {
     pub(super) fn fault(&mut self, kernel: &str, args: &YardstickArgs) {
         // SAFETY: these kernels follow none of the block's addresses.
         unsafe { self.launch(kernel, [1, 1, 1], 32, 0, args) };
+    }
+
+    /// What is launched next waits for all earlier work: kernels behind it may read what that wrote
+    /// before they wait for the kernels in front of them.
+    pub(super) fn begin(&mut self) {
+        self.fresh = true;
     }
 
     /// What is launched from now on, until [`Card::back`], runs beside what is launched then.

@@ -91,6 +91,7 @@ impl Held {
             drafter,
             ..
         } = self;
+        ops.card.begin();
         match (part, drafter) {
             (Part::Verify(_), drafter) => {
                 ops.step.drafted = 0;

@@ -438,8 +438,16 @@ impl StepArena {
             host[layout.out_before.start + i] = before as u32;
             host[layout.out_recent_at.start + i] = (source + 1 - before) as u32;
         }
-        self.shape.all = write_rows(host, &layout.all, &arena.all, group_rows, sizes.window);
-        self.shape.out = write_rows(host, &layout.out, &arena.out, group_rows, sizes.window);
+        let known: Vec<u32> = arena
+            .all
+            .spans
+            .iter()
+            .map(|span| arena.all.rows[span.start].position as u32)
+            .collect();
+        let mut write =
+            |fields, set| write_rows(host, fields, set, &known, group_rows, sizes.window);
+        self.shape.all = write(&layout.all, &arena.all);
+        self.shape.out = write(&layout.out, &arena.out);
         self.plan_drafts(host, &layout, arena);
         Ok(writer.len())
     }
@@ -456,7 +464,8 @@ impl StepArena {
             host[layout.draft_seq.start + row] = seq as u32;
             host[layout.draft_recent_at.start + row] = (seq * RECENT) as u32;
             let at = layout.draft_spans.start + 4 * row;
-            host[at..at + 4].copy_from_slice(&[row as u32, 1, seq as u32, 0]);
+            // All keys that it sees are there.
+            host[at..at + 4].copy_from_slice(&[row as u32, 1, seq as u32, u32::MAX]);
             host[layout.numbers.start + row] = row as u32;
             // How many drafts were right is not known yet: the least and the most keys.
             let out = &arena.out.rows[arena.seqs[seq].out.clone()];
@@ -555,10 +564,12 @@ fn copy_out(
     unsafe { device.fetch(to, range, from) }
 }
 
+/// `known` is, by sequence, the first position that the step writes.
 fn write_rows(
     host: &mut [u32],
     fields: &RowFields,
     set: &RowSet,
+    known: &[u32],
     group_rows: usize,
     window: usize,
 ) -> Vec<Group> {
@@ -571,7 +582,7 @@ fn write_rows(
     let (spans, groups) = group(set, group_rows, window);
     for (i, Span { seq, start, count }) in spans.into_iter().enumerate() {
         let at = fields.spans.start + 4 * i;
-        host[at..at + 4].copy_from_slice(&[start as u32, count as u32, seq as u32, 0]);
+        host[at..at + 4].copy_from_slice(&[start as u32, count as u32, seq as u32, known[seq]]);
     }
     groups
 }

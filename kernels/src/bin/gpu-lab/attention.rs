@@ -96,7 +96,8 @@ impl Call {
         let rows = ends.len();
         let (first, last) = (ends[0] as usize, ends[rows - 1] as usize);
         let splits = case.splits(first, last);
-        let spans = device.upload(&[0, rows as u32, 0, 0])?;
+        // The rows' own keys are new, the others known.
+        let spans = device.upload(&[0, rows as u32, 0, (first as u32).saturating_sub(1)])?;
         let ends = device.upload(ends)?;
         let vectors = rows * case.heads;
         let partial = device.zeros::<f32>(vectors * splits * case.head_dim)?;
