@@ -5,7 +5,7 @@
 // 8 x 3 x 704 x 2816 x 2 = 95 MB a layer, 21 us on an H200.
 //
 // Pairs (row, expert) are sorted by expert on the card and cut into items of at most 8 or 64 pairs;
-// a block has 16 rows of one expert's matrix for one item. Its eight warps walk the eight splits of K
+// a block has tiles of 16 rows of one expert's matrix for one item. Its eight warps walk the eight splits of K
 // of the unit linear, so an expert's product has the bits of that unit. The grid is as large as the
 // items can be many; blocks without one leave at once. What the experts read and what becomes of
 // their results is in expert_norms.cu.
@@ -29,7 +29,7 @@ __device__ __forceinline__ float load(const float* p) { return *p; }
 
 // Where the threads of a row meet while they route it.
 struct Routing {
-    float weight[MOST_EXPERTS];
+    alignas(16) float weight[MOST_EXPERTS];
     uint32_t best[MOST_TOP];
     float most[4], total;
 };
@@ -49,14 +49,24 @@ __device__ __forceinline__ void route_row(const ExpertArgs& a, uint32_t row, uin
     if (t % 32 == 0) r.most[t / 32] = most;
     __syncthreads();
     most = fmaxf(fmaxf(r.most[0], r.most[1]), fmaxf(r.most[2], r.most[3]));
-    for (uint32_t e = t; e < a.experts; e += 128) r.weight[e] = exp_ours(load(scores + e) - most);
+    // Four are read at once: what is missing to fours is worse than any.
+    for (uint32_t e = t; e < (a.experts + 3) / 4 * 4; e += 128)
+        r.weight[e] = e < a.experts ? exp_ours(load(scores + e) - most) : -1.0f;
     __syncthreads();
     for (uint32_t e = t; e < a.experts; e += 128) {
         const float mine = r.weight[e];
         uint32_t better = 0;
-#pragma unroll 8
-        for (uint32_t i = 0; i < a.experts; i++)
-            better += r.weight[i] > mine || (r.weight[i] == mine && i < e);
+        const auto compare = [&](float other, uint32_t i) {
+            better += other > mine || (other == mine && i < e);
+        };
+#pragma unroll 4
+        for (uint32_t i = 0; i < a.experts; i += 4) {
+            const float4 four = *reinterpret_cast<const float4*>(r.weight + i);
+            compare(four.x, i);
+            compare(four.y, i + 1);
+            compare(four.z, i + 2);
+            compare(four.w, i + 3);
+        }
         if (better < a.top) r.best[better] = e;
     }
     __syncthreads();
@@ -121,49 +131,97 @@ __device__ __forceinline__ void sort(const ExpertArgs& a) {
     }
 }
 
-// A lane's part of a granule of packed weights, straight from memory.
-template <class W>
-struct Granule {
-    static constexpr int CODES = GRANULE_CODES<W> / 512;
-    uint4 codes[CODES];
-    uint2 scales;
+// The pairs of one row are sorted already, and each is an item.
+__device__ __forceinline__ void one_row(const ExpertArgs& a) {
+    const uint32_t t = threadIdx.x;
+    if (t == 0) *reinterpret_cast<uint32_t*>(a.count) = a.top;
+    if (t >= a.top) return;
+    const uint32_t expert = reinterpret_cast<const uint32_t*>(a.chosen)[t];
+    reinterpret_cast<uint4*>(a.items)[t] = make_uint4(expert, t, 1, 0);
+    reinterpret_cast<uint32_t*>(a.place)[t] = t;
+    reinterpret_cast<uint32_t*>(a.row_of)[t] = 0;
+}
 
-    __device__ __forceinline__ void read(const uint8_t* from, const uint8_t* scales_from) {
-#pragma unroll
-        for (int i = 0; i < CODES; i++)
-            codes[i] = __ldcs(reinterpret_cast<const uint4*>(from + i * 512));
-        if constexpr (W::SCALES > 0) scales = __ldcs(reinterpret_cast<const uint2*>(scales_from));
+// A warp's granules on their way: the tiles of a split, one tile after the other. A lane copies the codes
+// that it reads itself.
+template <class W, int DEPTH>
+struct Granules {
+    static constexpr uint32_t BYTES = GRANULE_CODES<W> + W::SCALES;
+    const uint8_t *codes, *scales;  // this lane's, of the granule that is brought next
+    uint32_t slots, slot;           // this warp's in shared memory; the one to be read, and filled, next
+    uint32_t mine, jump;            // granules of a tile that are this warp's; those up to the next tile's
+    uint32_t left, tiles;           // of the tile at hand; tiles to come, that one too
+
+    __device__ __forceinline__ Granules(const ExpertArgs& a, uint32_t expert, uint32_t at) {
+        const uint32_t lane = threadIdx.x % 32, split = threadIdx.x / 32;
+        const uint32_t granules = (a.k + GRANULE - 1) / GRANULE, all = (a.n + TILE - 1) / TILE;
+        const uint32_t first = split_first(split, granules);
+        const uint64_t granule = static_cast<uint64_t>(blockIdx.x) * granules + first;
+        codes = reinterpret_cast<const uint8_t*>(a.weight) + expert * a.stride +
+                granule * GRANULE_CODES<W> + lane * 16;
+        scales = reinterpret_cast<const uint8_t*>(a.block_scale) + expert * a.scale_stride +
+                 granule * W::SCALES + lane * 16;
+        slots = at;
+        slot = 0;
+        mine = split_first(split + 1, granules) - first;
+        jump = gridDim.x * granules - mine;
+        left = mine;
+        tiles = mine ? (all - 1 - blockIdx.x) / gridDim.x + 1 : 0;
     }
 
-    template <int STAGE>
-    __device__ __forceinline__ typename W::Raw raw() const {
-        if constexpr (W::SCALES > 0) {
-            return {codes[0], scales};
-        } else {
-            return {{codes[STAGE * 2], codes[STAGE * 2 + 1]}};
+    __device__ __forceinline__ void bring() {
+        if (tiles) {
+            const uint32_t to = slots + slot * BYTES, lane = threadIdx.x % 32;
+#pragma unroll
+            for (int i = 0; i < GRANULE_CODES<W>; i += 512)
+                copy_async16(to + lane * 16 + i, codes + i);
+            if (W::SCALES && lane * 16 < W::SCALES)
+                copy_async16(to + GRANULE_CODES<W> + lane * 16, scales);
+            uint32_t further = 1;
+            if (--left == 0) {
+                left = mine;
+                tiles--;
+                further += jump;
+            }
+            codes += static_cast<uint64_t>(further) * GRANULE_CODES<W>;
+            scales += static_cast<uint64_t>(further) * W::SCALES;
         }
+        copy_commit();
+        slot = slot + 1 == DEPTH ? 0 : slot + 1;
+    }
+
+    // The oldest granule, whose slot is filled again at once.
+    __device__ __forceinline__ void take(typename W::Raw (&raw)[STAGES<W>]) {
+        const uint32_t lane = threadIdx.x % 32, from = slots + slot * BYTES;
+        copy_wait<DEPTH - 1>();
+        if (W::SCALES) __syncwarp();  // lanes read scales that others copied
+#pragma unroll
+        for (int i = 0; i < STAGES<W>; i++)
+            raw[i] = W::read(from + i * W::CODES + lane * 16,
+                             from + GRANULE_CODES<W> + i * W::SCALES + lane / 4 * 8);
+        if (W::SCALES) __syncwarp();
+        bring();
     }
 };
 
-// 16 rows of an expert's matrix times up to 8 MB pairs.
+// Tiles of 16 rows of an expert's matrix times up to 8 MB pairs: every gridDim.x-th tile.
 template <class W, int MB>
 __device__ __forceinline__ void product(const ExpertArgs& a) {
+    constexpr int DEPTH = MB == 1 ? 2 : 1;  // mirrored in abi/experts.rs
     __shared__ float partial[SPLITS][MB * 8][TILE];
+    extern __shared__ __align__(1024) uint8_t shared[];  // the warps' rings
     let_dependents_start();
     wait_for_inputs();
     // Both are read at once; what lies behind the last item is of an earlier step.
     const uint4 item = reinterpret_cast<const uint4*>(a.items)[blockIdx.y];
     if (blockIdx.y >= *reinterpret_cast<const uint32_t*>(a.count)) return;
     const uint32_t split = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const uint32_t granules = (a.k + GRANULE - 1) / GRANULE;
-    const uint32_t first = split_first(split, granules), end = split_first(split + 1, granules);
-    const uint64_t at = static_cast<uint64_t>(blockIdx.x) * granules + first;
-    const uint8_t* codes = reinterpret_cast<const uint8_t*>(a.weight) + item.x * a.stride +
-                           at * GRANULE_CODES<W> + lane * 16;
-    const uint8_t* scales = reinterpret_cast<const uint8_t*>(a.block_scale) +
-                            item.x * a.scale_stride + at * W::SCALES + lane / 4 * 8;
-    Granule<W> ahead = {};
-    if (first < end) ahead.read(codes, scales);
+    constexpr uint32_t RING = DEPTH * Granules<W, DEPTH>::BYTES;
+    Granules<W, DEPTH> weights(a, item.x, shared_address(shared) + split * RING);
+    const uint32_t granules = (a.k + GRANULE - 1) / GRANULE, tiles = (a.n + TILE - 1) / TILE;
+    const uint32_t first = split_first(split, granules), end = first + weights.mine;
+#pragma unroll
+    for (int i = 0; i < DEPTH; i++) weights.bring();
     const uint16_t* x[MB];
 #pragma unroll
     for (int b = 0; b < MB; b++) {
@@ -172,7 +230,7 @@ __device__ __forceinline__ void product(const ExpertArgs& a) {
             a.by_row ? reinterpret_cast<const uint32_t*>(a.row_of)[place] : place;
         x[b] = row_at<const uint16_t>(a.x, row, a.ldx) + lane % 4 * 2;
     }
-    float sum[MB][4] = {};
+    float sum[MB][4];
     const auto multiply = [&](const uint32_t (&fragment)[4], uint32_t k) {
 #pragma unroll
         for (int b = 0; b < MB; b++) {
@@ -182,49 +240,55 @@ __device__ __forceinline__ void product(const ExpertArgs& a) {
             mma_bf16(sum[b], fragment, b0, b1);
         }
     };
-    for (uint32_t granule = first; granule < end; granule++) {
-        const Granule<W> w = ahead;
-        codes += GRANULE_CODES<W>;
-        scales += W::SCALES;
-        if (granule + 1 < end) ahead.read(codes, scales);
-        const uint32_t k = granule * GRANULE;
-        uint32_t fragment[4];
-        const typename W::Raw lower = w.template raw<0>();
-        const typename W::Raw upper = w.template raw<STAGES<W> - 1>();
-        W::template fragment<0>(lower, fragment);
-        multiply(fragment, k);
-        W::template fragment<1>(lower, fragment);
-        multiply(fragment, k + 16);
-        W::template fragment<W::BLOCKS - 2>(upper, fragment);
-        multiply(fragment, k + 32);
-        W::template fragment<W::BLOCKS - 1>(upper, fragment);
-        multiply(fragment, k + 48);
-    }
-#pragma unroll
-    for (int b = 0; b < MB; b++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            partial[split][b * 8 + lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = sum[b][i];
-    }
-    __syncthreads();
-    const float* row_scale =
-        a.row_scale ? reinterpret_cast<const float*>(a.row_scale) +
-                          static_cast<uint64_t>(item.x) * a.n + blockIdx.x * TILE
-                    : nullptr;
-    const auto total = [&](uint32_t pair, uint32_t row) {
-        float sum = 0.0f;
-#pragma unroll
-        for (int s = 0; s < SPLITS; s++) sum += partial[s][pair][row];
-        return round_bf16(row_scale ? sum * row_scale[row] : sum);
-    };
     const uint32_t height = a.gated ? TILE / 2 : TILE;
-    for (uint32_t i = threadIdx.x; i < item.z * height; i += blockDim.x) {
-        const uint32_t pair = i / height, row = i % height;
-        const uint32_t n = blockIdx.x * height + row;
-        if (n >= (a.gated ? a.n / 2 : a.n)) continue;
-        const float v =
-            a.gated ? gelu_tanh(total(pair, row)) * total(pair, row + 8) : total(pair, row);
-        row_at<uint16_t>(a.y, item.y + pair, a.ldy)[n] = to_bf16(v);
+#pragma unroll 1
+    for (uint32_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+#pragma unroll
+        for (int b = 0; b < MB; b++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) sum[b][i] = 0.0f;
+#pragma unroll 1
+        for (uint32_t granule = first; granule < end; granule++) {
+            typename W::Raw raw[STAGES<W>];
+            weights.take(raw);
+            const typename W::Raw &lower = raw[0], &upper = raw[STAGES<W> - 1];
+            const uint32_t k = granule * GRANULE;
+            uint32_t fragment[4];
+            W::template fragment<0>(lower, fragment);
+            multiply(fragment, k);
+            W::template fragment<1>(lower, fragment);
+            multiply(fragment, k + 16);
+            W::template fragment<W::BLOCKS - 2>(upper, fragment);
+            multiply(fragment, k + 32);
+            W::template fragment<W::BLOCKS - 1>(upper, fragment);
+            multiply(fragment, k + 48);
+        }
+        if (tile != blockIdx.x) __syncthreads();  // the sums of the tile before were read
+#pragma unroll
+        for (int b = 0; b < MB; b++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                partial[split][b * 8 + lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = sum[b][i];
+        }
+        __syncthreads();
+        const float* row_scale =
+            a.row_scale ? reinterpret_cast<const float*>(a.row_scale) +
+                              static_cast<uint64_t>(item.x) * a.n + tile * TILE
+                        : nullptr;
+        const auto total = [&](uint32_t pair, uint32_t row) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int s = 0; s < SPLITS; s++) sum += partial[s][pair][row];
+            return round_bf16(row_scale ? sum * row_scale[row] : sum);
+        };
+        for (uint32_t i = threadIdx.x; i < item.z * height; i += blockDim.x) {
+            const uint32_t pair = i / height, row = i % height;
+            const uint32_t n = tile * height + row;
+            if (n >= (a.gated ? a.n / 2 : a.n)) continue;
+            const float v =
+                a.gated ? gelu_tanh(total(pair, row)) * total(pair, row + 8) : total(pair, row);
+            row_at<uint16_t>(a.y, item.y + pair, a.ldy)[n] = to_bf16(v);
+        }
     }
 }
 
@@ -261,12 +325,15 @@ extern "C" __global__ void __launch_bounds__(1024)
     const uint32_t row = threadIdx.x / 128;
     route_row<uint16_t>(a, row, threadIdx.x % 128, row < a.rows, routing[row]);
     __syncthreads();
-    sort(a);
+    if (a.rows == 1)
+        one_row(a);
+    else
+        sort(a);
 }
 
-// Grid (tiles, items), 256 threads.
+// Grid (tiles or fewer, items), 256 threads.
 #define PRODUCT(NAME, WEIGHTS, MB)                                       \
-    extern "C" __global__ void __launch_bounds__(256)                    \
+    extern "C" __global__ void __launch_bounds__(256, MB == 1 ? 4 : 2)      \
         NAME(const __grid_constant__ ExpertArgs a) {                     \
         product<WEIGHTS, MB>(a);                                         \
     }

@@ -2,7 +2,7 @@
 
 use std::mem::{offset_of, size_of};
 
-use super::DevicePtr;
+use super::{DevicePtr, GRANULE, SPLITS, TILE, WeightForm};
 
 /// Most experts of a layer.
 pub const MAX_EXPERTS: usize = 512;
@@ -135,6 +135,13 @@ pub const ROUTED_AT_ONCE: usize = 8;
 
 /// Pairs of an item of the kernel for few rows, and of the one for many.
 pub const ITEM_PAIRS: [usize; 2] = [8, 64];
+
+/// Dynamic shared memory of a product of items of at most `height` pairs: a ring for each split's warp.
+pub fn expert_rings(form: WeightForm, height: usize) -> usize {
+    let depth = if height == ITEM_PAIRS[0] { 2 } else { 1 };
+    let (codes, scales) = form.packed_bytes(TILE, GRANULE);
+    SPLITS * depth * (codes + scales)
+}
 
 /// Most items that `pairs` pairs of `experts` experts can make.
 pub fn most_items(pairs: usize, experts: usize, height: usize) -> usize {

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use marathon_kernels::abi::{ExpertArgs, ExpertNormArgs, ITEM_PAIRS, ROUTED_AT_ONCE, most_items};
+use marathon_kernels::abi::{
+    ExpertArgs, ExpertNormArgs, ITEM_PAIRS, ROUTED_AT_ONCE, TILE, expert_rings, most_items,
+};
 
 use super::{
     card::{Card, Region},
@@ -14,6 +16,17 @@ use super::{
     weights::{self, Matrix, Stack},
 };
 use crate::model::{plan::Moe, weight::Weight, weights::MoeWeights};
+
+/// Blocks of an expert's product that run on a multiprocessor at a time.
+const BLOCKS: usize = 4;
+/// Blocks of an expert at least, where many are chosen or may be.
+const FEWEST: usize = 16;
+
+/// Blocks for a matrix of `n` rows where about `at_once` run at a time: as many tiles for each.
+fn blocks(n: usize, at_once: usize) -> usize {
+    let tiles = n.div_ceil(TILE);
+    tiles.div_ceil(tiles.div_ceil(at_once.max(1)).max(1))
+}
 
 /// Router and experts of a layer.
 pub(super) struct Experts {
@@ -201,11 +214,14 @@ impl Experts {
         };
         let down = self.down(&args);
         let kernel = |stack: &Stack| format!("experts_{}_m{height}", stack.form.name());
-        let tiles = |n: u32| [(n as usize).div_ceil(16), items, 1];
+        let at_once = (BLOCKS * card.shape().sms / items.max(1)).max(FEWEST);
+        let blocks = |n: u32| [blocks(n as usize, at_once), items, 1];
         // SAFETY: as above.
         unsafe {
-            card.launch(&kernel(&self.gate_up), tiles(up.n), 256, 0, &up);
-            card.launch(&kernel(&self.down), tiles(down.n), 256, 0, &down);
+            let rings = expert_rings(self.gate_up.form, height);
+            card.launch(&kernel(&self.gate_up), blocks(up.n), 256, rings, &up);
+            let rings = expert_rings(self.down.form, height);
+            card.launch(&kernel(&self.down), blocks(down.n), 256, rings, &down);
         }
     }
 
@@ -261,5 +277,20 @@ impl Experts {
             k: self.moe.intermediate as u32,
             ..self.down.args(args)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_every_tile_and_as_many_each() {
+        for (n, at_once, expected) in [(1408, 66, 44), (2816, 66, 59), (1408, 2, 2), (40, 66, 3)] {
+            let blocks = blocks(n, at_once);
+            assert_eq!(blocks, expected);
+            assert!(blocks <= at_once.max(1) && blocks <= n.div_ceil(TILE));
+        }
+        assert_eq!(super::blocks(2816, 0), 1);
     }
 }
