@@ -93,6 +93,7 @@ struct Feeder {
     const uint8_t *codes, *scales;  // this lane's, of granule 0
     uint32_t at, jump;              // the next granule; from the end of a unit's part to the next one's
     uint32_t unit, left, slot;      // granules of the unit to come
+    uint64_t once;                  // weights are read once: L2 keeps what is read again
 
     __device__ __forceinline__ Feeder(const LinearArgs& a, const Work<S>& w, uint32_t warp) {
         const uint32_t lane = threadIdx.x % 32;
@@ -103,6 +104,7 @@ struct Feeder {
         unit = w.mine ? warp : w.units;
         left = w.mine;
         slot = w.ring + warp * w.ring_bytes + lane * 16;
+        if (!W::SCALES) once = read_once();
     }
 
     __device__ __forceinline__ void feed(const Work<S>& w, uint32_t warp) {
@@ -113,7 +115,12 @@ struct Feeder {
             const uint8_t* from = codes + granule * GRANULE_CODES<W>;
 #pragma unroll
             for (int i = 0; i < 2048; i += 512)
-                if (i == 0 || i < count * GRANULE_CODES<W>) copy_async16(slot + i, from + i);
+                if (i == 0 || i < count * GRANULE_CODES<W>) {
+                    if (W::SCALES)
+                        copy_async16(slot + i, from + i);
+                    else
+                        copy_async16_once(slot + i, from + i, once);
+                }
             if (W::SCALES && lane * 16 < count * W::SCALES)
                 copy_async16(slot + S::SCALES_AT, scales + granule * W::SCALES);
             slot += S::STAGE;

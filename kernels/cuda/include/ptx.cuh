@@ -12,6 +12,19 @@ __device__ __forceinline__ void copy_async16(uint32_t to, const void* from, uint
                  : "memory");
 }
 
+// Says of what is read once that the L2 cache may drop it first.
+__device__ __forceinline__ uint64_t read_once() {
+    uint64_t policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ __forceinline__ void copy_async16_once(uint32_t to, const void* from, uint64_t policy) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "l"(policy)
+                 : "memory");
+}
+
 __device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most N of this thread's groups are under way.
