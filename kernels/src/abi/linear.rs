@@ -199,10 +199,21 @@ impl Instance {
 const BARRIERS: usize = 512;
 /// Fewest stages of a small-M warp's ring.
 const LEAST_DEPTH: usize = 2;
+/// Shared memory of a multiprocessor that is enough for any number of rows of the small-M kernel.
+const ROOM_FOR_MANY: usize = 192 * 1024;
 /// What the system keeps of each block's share.
 const RESERVED: usize = 1024;
 
 impl SmallLinear {
+    /// Rows that these kernels take on a card with so many bytes of shared memory in a multiprocessor:
+    /// 64, or 16 where the rings of more do not fit. [`LargeLinear`] takes any number, with the same bits.
+    pub fn most_rows(shared_per_sm: usize) -> usize {
+        match shared_per_sm >= ROOM_FOR_MANY {
+            true => 64,
+            false => 16,
+        }
+    }
+
     /// A launch for `m` (1 to 64) rows on a card that runs `clusters` clusters of eight blocks at a
     /// time, a block a multiprocessor, and has `shared_per_sm` bytes of shared memory in each. `k` is
     /// a multiple of 8.
@@ -307,8 +318,11 @@ mod tests {
     fn every_plan_fits_and_covers() {
         for form in [WeightForm::Bf16, WeightForm::Fp8, WeightForm::Nvfp4] {
             for m in 1..=64 {
-                let small = SmallLinear::plan(form, m.min(16), 5376, 21504, 10, 100 * 1024);
-                assert!(small.shared <= 99 * 1024, "{small:?}");
+                for shared in [100 * 1024, ROOM_FOR_MANY] {
+                    let rows = m.min(SmallLinear::most_rows(shared));
+                    let small = SmallLinear::plan(form, rows, 5376, 21504, 10, shared);
+                    assert!(small.shared + RESERVED <= shared, "{small:?}");
+                }
                 for (n, k) in [
                     (43008, 5376),
                     (5376, 21504),

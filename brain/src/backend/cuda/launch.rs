@@ -33,8 +33,6 @@ use crate::{
     },
 };
 
-/// Rows that the small products take.
-const SMALL_ROWS: usize = 64;
 /// Memory for partial results of attention, at most.
 const PARTIALS: usize = 512 << 20;
 
@@ -375,7 +373,7 @@ impl CudaOps {
         }
         let form = matrix.form;
         let shape = self.card.shape();
-        if m > SMALL_ROWS {
+        if m > SmallLinear::most_rows(shape.shared_per_sm) {
             let plan = LargeLinear::plan(form, m, n, shape.sms, shape.shared_per_sm);
             args.depth = plan.depth;
             let blocks = [plan.grid as usize, 1, 1];
