@@ -107,8 +107,14 @@ impl Bench<'_> {
         Ok(results)
     }
 
+    /// On a thread of its own: whatever has to be fetched is waited for, and here one must not wait.
     fn bring_up(&self, config: &Config) -> Result<Serving, Error> {
-        bringup::bring_up_for(config, &self.trial)
+        let trial = &self.trial;
+        std::thread::scope(|scope| {
+            let loading = scope.spawn(|| bringup::bring_up_for(config, trial));
+            let loaded = loading.join();
+            loaded.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     /// The contexts asked for, as far as the model goes.
