@@ -275,9 +275,17 @@ fn build(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<llguidance
     // A grammar that no text fits shows here, if not before.
     match matcher.compute_mask_or_eos() {
         Ok(_) => Ok(matcher),
-        Err(error) => Err(first_line(&error)),
+        Err(error) => Err(match first_line(&error) {
+            state if state.contains(NO_WAY_ON) => NOTHING_FITS.to_owned(),
+            why => why,
+        }),
     }
 }
+
+/// How the library says that nothing can come next.
+const NO_WAY_ON: &str = "NoExtensionBias";
+const NOTHING_FITS: &str =
+    "no text fits this form: it refers to itself without an end, or contradicts itself";
 
 fn json_grammar(schema: Value) -> TopLevelGrammar {
     TopLevelGrammar::from_json_schema(with_options(&schema))

@@ -364,3 +364,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_form_that_no_text_fits_is_refused_in_words() {
+    for form in [
+        schema(json!({"$ref": "#"})),
+        schema(json!({
+            "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+            "$ref": "#/$defs/a",
+        })),
+        Form::Lark("start: start start".into()),
+    ] {
+        assert_eq!(refused(&form).message, NOTHING_FITS);
+    }
+}
