@@ -408,7 +408,15 @@ async fn a_stored_response_outlives_its_client_and_its_server() {
     let second = start(&flags).await;
     let last = events.len() - 1;
     let rest = second.get(&format!("{path}/{id}?stream=true&starting_after={last}"));
-    events.extend(Stream::open(rest).await.rest().await);
+    let rest = Stream::open(rest).await.rest().await;
+    // An event source of a browser says the same with a header.
+    let again = second
+        .get(&format!("{path}/{id}?stream=true"))
+        .header("last-event-id", last.to_string());
+    let again = Stream::open(again).await.rest().await;
+    let json = |events: &[Event]| events.iter().map(Event::json).collect::<Vec<_>>();
+    assert_eq!(json(&again), json(&rest));
+    events.extend(rest);
     let response = whole_of(&events);
     assert_eq!(response["usage"]["output_tokens"], 200);
     // What is whole needs no computing.

@@ -105,8 +105,9 @@ impl Deliver {
     }
 }
 
-/// Index of the last token that the client has, from `Last-Event-ID`.
-fn last_event(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
+/// Number of the last event that the client has, from `Last-Event-ID`: the index of its last token,
+/// but for responses, which number their events.
+pub(super) fn last_event(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
     let Some(value) = headers.get("last-event-id") else {
         return Ok(None);
     };
@@ -115,7 +116,7 @@ fn last_event(headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
         .ok()
         .and_then(|text| text.parse::<u32>().ok());
     index.map(|index| Some(index as usize)).ok_or_else(|| {
-        let what = "the header is the index of the last token received";
+        let what = "the header is the `id:` of the last event received";
         ApiError::invalid("Last-Event-ID", what)
     })
 }

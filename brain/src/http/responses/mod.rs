@@ -27,6 +27,7 @@ use serde_json::{Value, json};
 use super::{
     app::App,
     body::Body,
+    deliver::last_event,
     error::ApiError,
     generation::{self, Choice},
     identity::{RequestId, generation_id},
@@ -294,13 +295,16 @@ fn stored(app: &App, owner: &Owner, id: &str) -> Result<(Arc<Store>, Record), Ap
 pub(super) async fn read(
     State(app): State<App>,
     Extension(owner): Extension<Owner>,
+    headers: HeaderMap,
     id: Result<Path<String>, PathRejection>,
     reading: Result<Query<Reading>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let (Path(id), Query(reading)) = (id?, reading?);
     let (store, record) = stored(&app, &owner, &id)?;
     if reading.stream == Some(true) {
-        let after = reading.starting_after;
+        // A browser's event source says by itself how far it came, and goes on with the same address.
+        let came = last_event(&headers)?.map(|number| number as u64);
+        let after = came.or(reading.starting_after);
         let opened = reopen(&app, &owner, store, record, after).await?;
         let start = move |_| std::future::ready(Ok(opened.events()));
         return sse::respond(&app, start, sse::error).await;
