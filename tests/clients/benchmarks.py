@@ -3,8 +3,9 @@
 They measure brain over HTTP, one request at a time and without drafts: the demo model, to see that they work.
 With `--results` they measure a model whose tokens take tens of milliseconds, beside which what a client
 computes is nothing: random weights, one compute thread, brain on one core and the client on the others.
-Their own result files are kept, and `brain bench` measures the same work in the same way. No figure is
-judged here: a machine that does other things beside gives any.
+Their own result files are kept. Beside their figures stand the engine's own times of the same requests (from
+`/metrics`), and what `brain bench` measures of the same work in the same way. No figure is judged here: a machine
+that does other things beside gives any.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import urllib.request
 
 import demo_task
 from brain import Brain
@@ -27,7 +29,7 @@ from cases import run
 PROGRAM, NAME, FOLDER = sys.argv[1:4]
 RESULTS = pathlib.Path(sys.argv[5]).resolve() if sys.argv[4:5] == ["--results"] else None
 TOKENIZER = demo_task.ROOT / "brain/assets/demo"
-PROMPT, ANSWER, REQUESTS = (512, 64, 4) if RESULTS else (1024, 128, 8)
+PROMPT, ANSWER, REQUESTS = (2048, 128, 8) if RESULTS else (1024, 128, 8)
 PATIENCE = 240
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -97,8 +99,11 @@ def llama_benchy():
         command += ["--tokenizer", TOKENIZER, "--book-url", url, "--pp", PROMPT, "--tg", ANSWER]
         # The demo model does not know the capital of France.
         command += ["--exact-tg", "--no-cache", "--skip-coherence", "--runs", 3]
-        # Only tokens with text count there: a call's are left out.
-        command += ["--extra-body", "temperature=0", "--extra-body", "tool_choice=none"]
+        # Its warm-up is of other lengths; brain has been warmed up.
+        command += ["--no-warmup", "--no-adapt-prompt"]
+        # Where it gets token ids it counts those alone that come with text, and misses the tokens that are half
+        # a character; otherwise it takes the count of the usage.
+        command += ["--extra-body", "temperature=0", "--extra-body", "return_token_ids=false"]
         command += ["--latency-mode", "none", "--format", "json", "--save-result", path]
         result = result_of(command, path, home)
         one = result["benchmarks"][0]
@@ -122,10 +127,36 @@ def vllm_bench():
         report("vllm bench serve", PROMPT * 1e3 / first, 1e3 / each)
 
 
+def engine():
+    """What the engine has computed so far: tokens and seconds of prompts and of answers."""
+    with urllib.request.urlopen(f"{brain.url}/metrics") as answer:
+        lines = [line.split() for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    read = {name.split("{")[0]: float(value) for name, value, *_ in lines}
+    return [
+        read["vllm:prompt_tokens_total"],
+        read["vllm:request_prefill_time_seconds_sum"],
+        # The first token of an answer comes with its prompt.
+        read["vllm:generation_tokens_total"] - read["vllm:request_decode_time_seconds_count"],
+        read["vllm:request_decode_time_seconds_sum"],
+    ]
+
+
+def warm_up():
+    """One answer, of which nothing is counted."""
+    body = {"prompt": [500 + 7 * number % 400 for number in range(PROMPT)], "max_tokens": ANSWER, "ignore_eos": True}
+    request = urllib.request.Request(f"{brain.url}/v1/completions", json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    urllib.request.urlopen(request).read()
+
+
 def report(client, prefill, decode):
-    """The client's figures, and on request those of `brain bench` beside them."""
+    """The client's figures, and on request the engine's and those of `brain bench` beside them."""
+    tokens, seconds, generated, decoding = (b - a for a, b in zip(BEFORE, engine()))
     said = f"{client}: prefill {prefill:.0f}, decode {decode:.1f} tokens a second"
+    own = tokens / seconds, generated / decoding
+    said += f"; the engine's own times: {own[0]:.0f}, {own[1]:.1f}, ratios {prefill / own[0]:.3f}, {decode / own[1]:.3f}"
     if RESULTS:
+        print(said, flush=True)
         with tempfile.TemporaryDirectory() as out:
             command = [PROGRAM, "bench", "--contexts", PROMPT, "--batches", 1, "--tokens", ANSWER]
             command += ["--repeats", 3, "--draft-tokens", "off", "--out", out, *FLAGS]
@@ -133,7 +164,7 @@ def report(client, prefill, decode):
                 subprocess.run([str(part) for part in command], check=True, capture_output=True)
             own = json.loads((pathlib.Path(out) / "bench.json").read_text())["contexts"][0]
         rates = own["prefill_per_second"], own["decode_per_second"]
-        said += f"; brain bench: {rates[0]:.0f}, {rates[1]:.1f}; "
+        said = f"brain bench: {rates[0]:.0f}, {rates[1]:.1f}; "
         said += f"ratios {prefill / rates[0]:.3f}, {decode / rates[1]:.3f}"
     print(said)
 
@@ -142,4 +173,6 @@ with model() as FLAGS:
     with on(CORES[:1] if RESULTS else CORES):
         brain = Brain(PROGRAM, "--draft-tokens", "off", *FLAGS)
     with brain, on(CORES[1:] if RESULTS and CORES[1:] else CORES):
+        warm_up()
+        BEFORE = engine()
         run([{"llama-benchy": llama_benchy, "vllm-bench": vllm_bench}[NAME]])
