@@ -16,7 +16,7 @@ use super::cost::{BATCH_CLASSES, Batch, Recent, class, quantile};
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
     /// Seconds of the newest steps that only decoded, drafts and all, by size of the batch.
-    usual: [Recent; BATCH_CLASSES],
+    usual: [VecDeque<f64>; BATCH_CLASSES],
     /// The newest steps that did both.
     beside: VecDeque<Seen>,
     /// Seconds a row, of the newest steps that computed nothing but prompts.
@@ -33,8 +33,11 @@ struct Seen {
     each: f64,
 }
 
-/// Steps that are remembered.
+/// Steps that are remembered: that did both, and that only decoded.
 const REMEMBERED: usize = 9;
+const USUAL: usize = 32;
+/// What is usual: a quarter of them took no longer. Those were not held up, even where most were.
+const QUIET: f64 = 0.25;
 /// Which of them is believed: two thirds took no longer. One that was held up is none of them.
 const BELIEVED: f64 = 2.0 / 3.0;
 /// Steps that only decode before any prompt is computed beside them: who waits for what is usual
@@ -62,7 +65,11 @@ pub enum Room {
 impl Pace {
     /// Takes in how long a step took that only decoded.
     pub fn observe_decode(&mut self, batch: Batch, elapsed: Duration) {
-        self.usual[class(batch.sequences)].push(elapsed.as_secs_f64());
+        let usual = &mut self.usual[class(batch.sequences)];
+        if usual.len() == USUAL {
+            usual.pop_front();
+        }
+        usual.push_back(elapsed.as_secs_f64());
     }
 
     /// Takes in how long a step took that computed `rows` of prompts, with `context` tokens before
@@ -149,7 +156,8 @@ impl Pace {
 
     /// `None` when no time passed.
     fn usual_of(&self, batch: Batch) -> Option<f64> {
-        let usual = self.usual[class(batch.sequences)].median();
+        let usual = &self.usual[class(batch.sequences)];
+        let usual = quantile(usual.iter().copied().collect(), QUIET);
         usual.filter(|&seconds| seconds > 0.0)
     }
 }
@@ -257,6 +265,14 @@ mod tests {
         let mut pace = used_to(1.0);
         let (_, steps) = prefill(&mut pace, (0, 6000), &mut held_up);
         assert!(steps < 700, "{steps} steps where 400 do");
+    }
+
+    #[test]
+    fn a_machine_that_was_busy_before_the_prompt_came_is_not_taken_for_a_slow_one() {
+        let mut pace = used_to(1.0);
+        (0..20).for_each(|_| pace.observe_decode(LONE, MILLI * 5));
+        let (longest, _) = prefill(&mut pace, (0, 6000), |rows, _| 1.0 + 0.1 * rows as f64);
+        assert!(longest <= 2.6, "{longest}");
     }
 
     #[test]
