@@ -203,6 +203,45 @@ pub enum AttentionWeights {
     Quantize,
 }
 
+/// A part of `brain bench`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum BenchPart {
+    /// Prefill, and decoding with and without drafts, by length of context.
+    Contexts,
+    /// Several generations at a time.
+    Batches,
+    /// The next turn of a run.
+    Reuse,
+    /// Decoding while a prompt is computed.
+    Stall,
+    /// The next turn after a restart.
+    Restart,
+}
+
+impl BenchPart {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Contexts,
+        Self::Batches,
+        Self::Reuse,
+        Self::Stall,
+        Self::Restart,
+    ];
+}
+
+impl std::fmt::Display for BenchPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self {
+            Self::Contexts => "contexts",
+            Self::Batches => "batches",
+            Self::Reuse => "reuse",
+            Self::Stall => "stall",
+            Self::Restart => "restart",
+        };
+        f.write_str(name)
+    }
+}
+
 /// Flags of `brain bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -212,6 +251,9 @@ pub struct BenchArgs {
     /// Generations at a time to measure.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1, 2, 4, 8])]
     pub batches: Vec<usize>,
+    /// What is measured.
+    #[arg(long, value_name = "PART,…", value_delimiter = ',', default_values_t = BenchPart::ALL)]
+    pub parts: Vec<BenchPart>,
     /// Measure fixed depths too: so many drafts in every round.
     #[arg(long, value_name = "N,…", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=8))]
     pub depths: Vec<u32>,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     bringup::{self, Trial},
-    cli::BenchArgs,
+    cli::{BenchArgs, BenchPart},
     config::Config,
     engine::{Cursor, Engine, LogEvent},
     error::Error,
@@ -77,30 +77,34 @@ impl Bench<'_> {
         device
             .ask(warm_up, self.args.tokens, DraftDepth::Auto)
             .await?;
-        for &context in &contexts {
+        let asked = |part| self.args.parts.contains(&part);
+        for &context in contexts.iter().filter(|_| asked(BenchPart::Contexts)) {
             (self.progress)(&format!("context of {context} tokens"));
             let (row, depths) = self.context(&mut device, context).await?;
             results.contexts.push(row);
             results.depths.extend(depths);
         }
-        for &sequences in &self.args.batches {
+        let batches = self.args.batches.iter();
+        for &sequences in batches.filter(|_| asked(BenchPart::Batches)) {
             (self.progress)(&format!("batch of {sequences}"));
             results
                 .batches
                 .push(self.batch(&mut device, sequences).await?);
         }
-        for &context in contexts.iter().filter(|&&context| context > 0) {
+        let behind = |context: &&usize| **context > 0 && asked(BenchPart::Reuse);
+        for &context in contexts.iter().filter(behind) {
             (self.progress)(&format!("next turn after {context} tokens"));
             results.reuse.push(self.reuse(&mut device, context).await?);
         }
-        if let Some(&context) = contexts.last().filter(|&&context| context > 0) {
+        let longest = contexts.last().filter(|&&context| context > 0);
+        if let Some(&context) = longest.filter(|_| asked(BenchPart::Stall)) {
             (self.progress)(&format!("decoding while {context} tokens are computed"));
             let (row, gaps) = stall(&mut device, context).await?;
             results.stall.push(row);
             results.gaps = gaps;
         }
         device.end().await;
-        if let Some(&context) = contexts.last().filter(|&&context| context > 0) {
+        if let Some(&context) = longest.filter(|_| asked(BenchPart::Restart)) {
             (self.progress)(&format!("restart after {context} tokens"));
             results.restart.push(self.restart(context).await?);
         }

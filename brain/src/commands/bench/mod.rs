@@ -177,6 +177,11 @@ mod tests {
         assert!(results.restart[0].cached_share > 0.99);
         assert!(out.path().join("bench.md").is_file() && out.path().join("bench.svg").is_file());
         assert!(!out.path().join("bench-snapshots").exists());
+        run(out.path(), &format!("{flags} --parts reuse,stall")).unwrap();
+        let part = load(&out.path().join("bench.json")).unwrap();
+        assert!(part.contexts.is_empty() && part.batches.is_empty() && part.restart.is_empty());
+        assert_eq!((part.reuse.len(), part.stall.len()), (1, 1));
+        assert!(!part.gaps.is_empty());
         let json = out.path().join("bench.json");
         compare(&json, &json).unwrap();
         let error = compare(&json, &out.path().join("bench.md")).unwrap_err();

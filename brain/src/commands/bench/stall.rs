@@ -154,13 +154,14 @@ fn gap_rows(turns: &[(Turn, Option<Waits>)]) -> Vec<GapRow> {
             let each = before.iter().zip(now).map(|(before, now)| now - before);
             each.fold(0.0, f64::max)
         };
+        let gap_ms = millis(turn.published - before.published);
         GapRow {
-            gap_ms: millis(turn.published - before.published),
+            gap_ms,
             prefill: turn.prefill,
             waited_ms: waits_before
                 .as_ref()
                 .zip(waits.as_ref())
-                .map(|(before, now)| longest(before, now)),
+                .map(|(before, now)| longest(before, now).min(gap_ms)),
             between_ms: millis(turn.begun.saturating_sub(before.published)),
             planning_ms: millis(turn.planned - turn.begun),
             device_ms: millis(turn.computed - turn.planned),
