@@ -204,9 +204,13 @@ fn near_with(
          {near}, the same best token at {same} of {pieces} positions",
         sum / count as f64
     );
-    // A rounding that decides between two experts changes everything behind it.
-    let routed = model().plan.moe.is_some();
-    let enough = if routed { pieces * 7 / 10 } else { pieces };
+    // A rounding that decides between two experts changes everything behind it; one that decides
+    // between two codes of a cache moves a number by up to an eighth.
+    let enough = match (model().plan.moe.is_some(), kv_dtype) {
+        (true, _) => pieces * 7 / 10,
+        (false, KvChoice::Fp8) => pieces * 9 / 10,
+        (false, _) => pieces,
+    };
     assert!(near >= enough, "{name}: {near} of {pieces}, worst {worst}");
     assert!(same * 10 >= pieces * 9, "{name}: {same} of {pieces}");
 }
