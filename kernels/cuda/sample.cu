@@ -72,7 +72,7 @@ struct Row {
     const SampleParams& p;
     uint32_t row, before;
     uint64_t position;
-    bool greedy, penalised, early, edited, ordered;
+    bool greedy, penalised, masked, banned, early, edited, ordered;
 
     __device__ __forceinline__ Row(const SampleArgs& a, uint32_t row)
         : p(reinterpret_cast<const SampleParams*>(a.params)[word_of(a.row_seq, row)]),
@@ -81,8 +81,10 @@ struct Row {
           position(static_cast<uint64_t>(word_of(a.positions, row)) + 1 + a.offset) {
         greedy = !(p.temperature >= GREEDY_BELOW);
         penalised = p.repetition != 1.0f || p.presence != 0.0f || p.frequency != 0.0f;
-        early = p.stops && p.generated + before < p.min_tokens;
-        edited = penalised || p.biases || p.banned || early;
+        masked = !a.drafts && before < p.masks;
+        banned = !masked && p.banned;
+        early = !masked && p.stops && p.generated + before < p.min_tokens;
+        edited = penalised || p.biases || masked || banned || early;
         ordered = (p.top_k && p.top_k < a.width) || p.top_p < 1.0f;
     }
 
@@ -92,6 +94,11 @@ struct Row {
 
     __device__ __forceinline__ uint32_t token(const SampleArgs& a, uint32_t column) const {
         return a.ids ? rows_of<const uint32_t>(a.ids, row, a.width)[column] : column;
+    }
+
+    __device__ __forceinline__ const uint32_t* mask(const SampleArgs& a) const {
+        const uint32_t* lists = reinterpret_cast<const uint32_t*>(a.lists);
+        return lists + p.masks_at + before * ((a.width + 31) / 32);
     }
 
     __device__ __forceinline__ float warm(float logit) const {
@@ -148,7 +155,8 @@ __device__ __forceinline__ float penalty(const SampleParams& p, float logit, uin
     return clean(logit);
 }
 
-// Every edit of a row that says which token each column is: a column looks its token up.
+// Every edit of a row that says which token each column is: a column looks its token up. Only
+// drafts are chosen so, and they know no masks.
 __device__ __forceinline__ float edited_column(const SampleArgs& a, const Row& r, float logit,
                                                uint32_t token, const uint32_t* recent) {
     const uint32_t* lists = reinterpret_cast<const uint32_t*>(a.lists);
@@ -164,7 +172,7 @@ __device__ __forceinline__ float edited_column(const SampleArgs& a, const Row& r
         const uint32_t at = find(biases, r.p.biases, token);
         if (at < r.p.biases) logit = clean(logit + __uint_as_float(biases[2 * at + 1]));
     }
-    if (times(lists + r.p.banned_at, r.p.banned, token)) logit = MINUS_INFINITY;
+    if (r.banned && times(lists + r.p.banned_at, r.p.banned, token)) logit = MINUS_INFINITY;
     if (r.early && times(lists + r.p.stops_at, r.p.stops, token)) logit = MINUS_INFINITY;
     return logit;
 }
@@ -194,7 +202,12 @@ __device__ __forceinline__ void edit_by_lists(const SampleArgs& a, const Row& r,
             work[token] = clean(work[token] + __uint_as_float(biases[2 * i + 1]));
     }
     __syncthreads();
-    for (uint32_t i = threadIdx.x; i < r.p.banned; i += blockDim.x)
+    if (r.masked) {
+        const uint32_t* mask = r.mask(a);
+        for (uint32_t i = threadIdx.x; i < a.width; i += blockDim.x)
+            if (!(mask[i / 32] >> i % 32 & 1)) work[i] = MINUS_INFINITY;
+    }
+    for (uint32_t i = threadIdx.x; r.banned && i < r.p.banned; i += blockDim.x)
         if (lists[r.p.banned_at + i] < a.width) work[lists[r.p.banned_at + i]] = MINUS_INFINITY;
     if (!r.early) return;
     for (uint32_t i = threadIdx.x; i < r.p.stops; i += blockDim.x)

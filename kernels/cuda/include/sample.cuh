@@ -13,10 +13,12 @@ struct SampleParams {
     uint32_t bias_at, biases;        // (token, fp32 bits), tokens ascending
     uint32_t banned_at, banned;      // tokens never emitted
     uint32_t stops_at, stops;        // tokens not emitted before min_tokens
+    uint32_t masks_at, masks;        // a row each: a bit for every token, 1 where it may come; such
+                                     // a row knows no other bans, and drafting no masks
     uint32_t logprobs;               // the token's own and the n - 1 likeliest; 0: none
 };
-static_assert(sizeof(SampleParams) == 80, "mirrored in abi/sample.rs");
-static_assert(offsetof(SampleParams, logprobs) == 76, "mirrored in abi/sample.rs");
+static_assert(sizeof(SampleParams) == 88, "mirrored in abi/sample.rs");
+static_assert(offsetof(SampleParams, logprobs) == 84, "mirrored in abi/sample.rs");
 
 // A row chooses the token at position `positions[row] + 1 + offset`.
 struct SampleArgs {

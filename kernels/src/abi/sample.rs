@@ -66,6 +66,11 @@ pub struct SampleParams {
     pub stops_at: u32,
     /// How many.
     pub stops: u32,
+    /// Bits of tokens that may come, `u32 [masks][width / 32]`: of the first rows, which know no
+    /// other bans. Drafting knows no masks.
+    pub masks_at: u32,
+    /// Rows with a mask.
+    pub masks: u32,
     /// Log-probabilities wanted: the token's own and the n - 1 likeliest; 0: none.
     pub logprobs: u32,
 }
@@ -73,7 +78,7 @@ pub struct SampleParams {
 impl SampleParams {
     /// The block word by word, as it lies on the card.
     #[must_use]
-    pub fn words(&self) -> [u32; 20] {
+    pub fn words(&self) -> [u32; 22] {
         [
             self.seed as u32,
             (self.seed >> 32) as u32,
@@ -94,12 +99,14 @@ impl SampleParams {
             self.banned,
             self.stops_at,
             self.stops,
+            self.masks_at,
+            self.masks,
             self.logprobs,
         ]
     }
 }
 
-const _: () = assert!(size_of::<SampleParams>() == 80 && offset_of!(SampleParams, logprobs) == 76);
+const _: () = assert!(size_of::<SampleParams>() == 88 && offset_of!(SampleParams, logprobs) == 84);
 
 /// A row chooses the token at position `positions[row] + 1 + offset`.
 #[derive(Clone, Copy, Debug)]
@@ -252,6 +259,6 @@ mod tests {
         assert_eq!(w.len() * 4, size_of::<SampleParams>());
         assert_eq!((w[0], w[1]), (0x0506_0708, 0x0102_0304));
         assert_eq!((w[2], w[7]), (0.5f32.to_bits(), 2.0f32.to_bits()));
-        assert_eq!((w[8], w[17], w[19]), (9, 17, 4));
+        assert_eq!((w[8], w[17], w[21]), (9, 17, 4));
     }
 }

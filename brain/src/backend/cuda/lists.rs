@@ -4,10 +4,7 @@ use marathon_kernels::abi::SampleParams;
 
 use crate::{
     backend::arena::Seq,
-    sched::{
-        mask::Mask,
-        types::{SamplingParams, TokenId},
-    },
+    sched::types::{SamplingParams, TokenId},
 };
 
 /// Writes lists one behind the other.
@@ -41,12 +38,6 @@ impl<'a> Writer<'a> {
             true => seen(&seq.history, seq.prompt_len),
             false => Vec::new(),
         };
-        // A mask says everything about what is forbidden. It is the sequence's only row's: the
-        // limits allow no drafts beside it.
-        let (banned, stops) = match seq.masks.first() {
-            Some(mask) => (forbidden(mask), &[][..]),
-            None => (p.suppressed.clone(), &p.stop_tokens[..]),
-        };
         Some(SampleParams {
             seed: p.seed,
             temperature: p.temperature,
@@ -62,19 +53,15 @@ impl<'a> Writer<'a> {
             seen: seen.len() as u32,
             bias_at: self.push(p.logit_bias.iter().flat_map(|(id, b)| [*id, b.to_bits()]))?,
             biases: p.logit_bias.len() as u32,
-            banned_at: self.push(banned.iter().copied())?,
-            banned: banned.len() as u32,
-            stops_at: self.push(stops.iter().copied())?,
-            stops: stops.len() as u32,
+            banned_at: self.push(p.suppressed.iter().copied())?,
+            banned: p.suppressed.len() as u32,
+            stops_at: self.push(p.stop_tokens.iter().copied())?,
+            stops: p.stop_tokens.len() as u32,
+            masks_at: self.push(seq.masks.iter().flat_map(|m| m.words().iter().copied()))?,
+            masks: seq.masks.len() as u32,
             logprobs: p.logprobs,
         })
     }
-}
-
-/// The tokens that are not in a mask, ascending.
-fn forbidden(mask: &Mask) -> Vec<TokenId> {
-    let all = 0..mask.vocab() as TokenId;
-    all.filter(|&id| !mask.allows(id)).collect()
 }
 
 /// Every token of a history once, ascending, and how often it was generated.
@@ -106,14 +93,6 @@ mod tests {
         assert_eq!(seen(&history, 3), [(1, 1), (3, 2), (7, 0), (9, 1)]);
         assert_eq!(seen(&history, 99), [(1, 0), (3, 0), (7, 0), (9, 0)]);
         assert_eq!(seen(&[], 0), []);
-    }
-
-    #[test]
-    fn a_mask_is_a_list_of_what_it_forbids() {
-        let mut mask = Mask::none(7);
-        [1, 4, 5].iter().for_each(|&id| mask.insert(id));
-        assert_eq!(forbidden(&mask), [0, 2, 3, 6]);
-        assert!(forbidden(&Mask::all(40)).is_empty());
     }
 
     #[test]

@@ -151,7 +151,7 @@ fn limits(model: &LoadedModel, options: &CudaOptions) -> Result<Limits, CudaErro
         sliding_block_size: PAGE,
         sliding_blocks: 0,
         window: plan.window,
-        masked_rows: 1,
+        masked_rows: usize::MAX,
     })
 }
 

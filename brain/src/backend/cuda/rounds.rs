@@ -227,7 +227,7 @@ mod tests {
             sliding_blocks: 64,
             sliding_block_bytes: 1,
             window,
-            masked_rows: 1,
+            masked_rows: usize::MAX,
         }
     }
 

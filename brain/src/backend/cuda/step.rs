@@ -58,10 +58,11 @@ impl Sizes {
         }
     }
 
-    /// Words for all sequences' lists: a request's history and its biases, bans and stops. A
-    /// grammar's mask is a list of bans.
+    /// Words for all sequences' lists: a request's history, its biases, bans and stops, and the
+    /// masks of a grammar, one for each row that chooses.
     fn lists(&self) -> usize {
-        self.seqs * (2 * self.vocab.min(self.positions) + self.vocab + 4096)
+        let masks = (self.drafts + 1) * self.vocab.div_ceil(32);
+        self.seqs * (2 * self.vocab.min(self.positions) + self.vocab + masks + 4096)
     }
 }
 
