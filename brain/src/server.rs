@@ -102,7 +102,7 @@ async fn run(config: Config) -> Result<(), Error> {
             .tls_config(tls)
             .map_err(|error| Error::Usage(format!("TLS cannot be set up: {error}")))?;
     }
-    let router = router(server, &serving, keys, &shutdown, &tasks)?;
+    let router = router(server, &serving, keys, &shutdown, &tasks).await?;
     let front = Front {
         router,
         listener,
@@ -185,7 +185,7 @@ async fn load(config: &Config, shutdown: &Shutdown) -> Result<Option<Serving>, E
     Ok(Some(serving))
 }
 
-fn router(
+async fn router(
     mut server: tonic::transport::Server,
     serving: &Serving,
     keys: Keys,
@@ -205,6 +205,8 @@ fn router(
         .build_v1()
         .map_err(|error| Error::Serving(format!("reflection cannot be set up: {error}")))?;
     let (reporter, health) = tonic_health::server::health_reporter();
+    // Before anybody can ask, so that nobody is told that there is no such service.
+    health::set(&reporter, serving.engine.health() == Health::Well).await;
     let watchdog = sd_notify::watchdog_enabled().is_some();
     // It ends by itself only when the engine has stopped: then serving is over.
     tasks.spawn(

@@ -47,7 +47,8 @@ pub async fn report(
     set(&reporter, false).await;
 }
 
-async fn set(reporter: &HealthReporter, serving: bool) {
+/// Says of every service whether it is served.
+pub async fn set(reporter: &HealthReporter, serving: bool) {
     let status = if serving {
         ServingStatus::Serving
     } else {
