@@ -143,7 +143,7 @@ fn streams(c: &mut Criterion) {
         let bytes = std::fs::metadata(&path).unwrap().len();
         let checkpoint = Checkpoint::of_files(&[path]).unwrap();
         group.throughput(Throughput::Bytes(bytes));
-        for rows in [1, 5] {
+        for rows in [1, 5, 64] {
             let mut probe =
                 ProductProbe::of_checkpoint(&checkpoint, "m", SHAPE, rows, threads()).unwrap();
             group.bench_function(BenchmarkId::new(form, rows), |b| b.iter(|| probe.run()));
