@@ -118,7 +118,7 @@ def vllm_bench():
         command = [f"{FOLDER}/vllm-rs", "bench", "serve", "--backend", "openai", "--base-url", brain.url]
         command += ["--model", "demo", "--tokenizer", TOKENIZER, "--dataset-name", "random"]
         command += ["--random-input-len", PROMPT, "--random-output-len", ANSWER, "--ignore-eos"]
-        command += ["--num-prompts", REQUESTS, "--num-warmups", 1, "--max-concurrency", 1, "--prompt-token-ids"]
+        command += ["--num-prompts", REQUESTS, "--num-warmups", 0, "--max-concurrency", 1, "--prompt-token-ids"]
         command += ["--temperature", 0, "--save-result", "--result-dir", home, "--result-filename", path.name]
         result = result_of(command, path, home)
         assert result["completed"] == REQUESTS and result["failed"] == 0, result
