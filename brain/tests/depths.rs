@@ -78,9 +78,11 @@ impl Machine {
     }
 }
 
-/// Tokens of an answer, as of an agent's turn, and of all answers of a cell.
+/// Tokens of an answer, as of an agent's turn; of all answers of a cell at least, and of each
+/// sequence: what learning costs in the beginning is spread over them.
 const ANSWER: u32 = 150;
 const TOKENS: usize = 16_000;
+const OF_EACH: usize = 2_000;
 
 /// Milliseconds a token over many answers one after the other, each with its prompt.
 fn played(machine: Machine, right: f64, sequences: usize, draft: DraftDepth) -> f64 {
@@ -96,7 +98,7 @@ fn played(machine: Machine, right: f64, sequences: usize, draft: DraftDepth) -> 
     });
     let mut scheduler = Scheduler::new(limits.clone(), SchedConfig::default()).unwrap();
     let (mut time, mut tokens, mut asked, mut numbers) = (0.0, 0, 0, 1u64);
-    while tokens < TOKENS {
+    while tokens < TOKENS.max(OF_EACH * sequences) {
         let now = Duration::from_secs_f64(time / 1e3);
         while scheduler.stats().running + scheduler.stats().waiting < sequences {
             asked += 1;

@@ -329,7 +329,8 @@ impl EngineThread {
         };
         let events = self
             .scheduler
-            .commit(now, step, output, now.saturating_sub(before))
+            // Masks of drafts are made while planning: they are part of what drafts cost.
+            .commit(now, step, output, now.saturating_sub(begun))
             .map_err(|error| Failure {
                 reason: error.to_string(),
                 lost: Lost::Nothing,

@@ -58,6 +58,8 @@ struct BatchCost {
     base: Option<f64>,
     /// Context of that step.
     context: usize,
+    /// There was one, here or at another context.
+    was_based: bool,
     /// Steps with drafts since the base was measured.
     age: u32,
     /// Steps without drafts, one after the other, that will be the next base.
@@ -89,6 +91,7 @@ impl Default for BatchCost {
         Self {
             base: None,
             context: 0,
+            was_based: false,
             age: 0,
             undrafted: Vec::new(),
             trial: Vec::new(),
@@ -264,7 +267,7 @@ impl BatchCost {
         self.undrafted.push(seconds);
         if self.undrafted.len() >= BURST {
             self.base = self.undrafted.drain(..).min_by(f64::total_cmp);
-            self.age = 0;
+            (self.age, self.was_based) = (0, true);
         }
     }
 
@@ -302,7 +305,7 @@ impl BatchCost {
         let trials = self.trials.len();
         let affordable = BURST as f64 * self.gain / EXPLORED;
         let due = match trials {
-            0 if self.base.is_none() => return true,
+            0 if !self.was_based => return true,
             0..FIRST_TRIALS => (TRIAL as f64).max(affordable / 10.0),
             _ => BASE_AGE.max(affordable),
         };
