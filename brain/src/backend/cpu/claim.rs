@@ -8,6 +8,7 @@ use super::{
     decode::DEAL,
     form::{Bf16, E2m1, F32, Fp8, Step, Stored},
     matrix::{Arrangement, Codes, Part},
+    scales::{BlockScales, GroupScales, Table},
     sheet::Stretch,
     simd::{Kernel, Lanes, Level, dispatch},
     tile::{Inputs, Scales, Weights, chain, grouped},
@@ -617,59 +618,5 @@ impl Kept {
                 unsafe { lanes.store(self.room.add(place)) };
             }
         }
-    }
-}
-
-/// Scales of NVFP4 as they are stored.
-struct BlockScales {
-    starts: [*const u8; STRIP],
-    blocks: usize,
-}
-
-impl Scales for BlockScales {
-    #[inline(always)]
-    unsafe fn of<V: Lanes>(&self, output: usize, group: usize) -> V {
-        let left = self.blocks - 16 * group;
-        // SAFETY: the caller's word; of the last group there may be fewer.
-        unsafe {
-            let start = self.starts[output].add(16 * group);
-            if left >= 16 {
-                return V::scales(start);
-            }
-            let mut sixteen = [0; 16];
-            sixteen[..left].copy_from_slice(std::slice::from_raw_parts(start, left));
-            V::scales(sixteen.as_ptr())
-        }
-    }
-}
-
-/// Scales of groups as they are stored.
-struct GroupScales<'a> {
-    part: &'a Part,
-    first: usize,
-    outputs: usize,
-}
-
-impl Scales for GroupScales<'_> {
-    #[inline(always)]
-    unsafe fn of<V: Lanes>(&self, output: usize, group: usize) -> V {
-        V::splat(
-            self.part
-                .scale(self.first + output.min(self.outputs - 1), group),
-        )
-    }
-}
-
-/// Lanes of scales, `[outputs, groups, 16]`.
-struct Table {
-    scales: *const f32,
-    groups: usize,
-}
-
-impl Scales for Table {
-    #[inline(always)]
-    unsafe fn of<V: Lanes>(&self, output: usize, group: usize) -> V {
-        // SAFETY: the caller's word.
-        unsafe { V::load(self.scales.add((output * self.groups + group) * 16)) }
     }
 }

@@ -24,6 +24,7 @@ mod pool;
 pub mod probe;
 mod product;
 pub(super) mod rope;
+mod scales;
 mod sheet;
 mod simd;
 mod tile;

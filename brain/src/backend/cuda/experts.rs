@@ -10,9 +10,9 @@ use marathon_kernels::abi::{
 };
 
 use super::{
+    buffers::Buf,
     card::{Card, Region},
     form::Form,
-    launch::Buf,
     weights::{self, Matrix, Stack},
 };
 use crate::model::{plan::Moe, weight::Weight, weights::MoeWeights};

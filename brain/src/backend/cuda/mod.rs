@@ -4,6 +4,7 @@
 //! one piece. A row's bits depend on that row alone: see the kernels' own pages. In what numbers a
 //! model is computed is a property of its files: see `form`.
 
+mod buffers;
 mod card;
 mod experts;
 mod form;

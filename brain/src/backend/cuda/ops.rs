@@ -9,11 +9,10 @@ use marathon_kernels::abi::{
 };
 
 use super::{
+    buffers::{Buf, Cache, Clusters, by_column, rows_args},
     experts::{ExpertRoom, Experts},
     form::Form,
-    launch::{
-        Buf, Cache, Clusters, CudaOps, Finish, by_column, draft_groups, norm_args, rows_args,
-    },
+    launch::{CudaOps, Finish, draft_groups, norm_args},
     rope::Turns,
     weights::{self, Matrix, Norm, Table},
 };
