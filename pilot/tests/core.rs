@@ -193,8 +193,6 @@ fn check_invariants(state: &State) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
-
     #[test]
     fn whatever_happens_the_journal_can_be_written_and_read(
         rolls in proptest::collection::vec(any::<u8>(), 0..900),

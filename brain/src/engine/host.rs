@@ -333,8 +333,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(256))]
-
         /// Bytes are those of what is there, and what is found is all there.
         #[test]
         fn the_books_balance(

@@ -241,8 +241,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(512))]
-
         /// Invariants after every operation: a block is free exactly when nobody holds it, the
         /// counts are those of a model that knows every holder, and a block may be written exactly
         /// while one sequence is its only holder.

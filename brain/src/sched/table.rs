@@ -263,8 +263,6 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(512))]
-
         /// A sequence that grows by rounds of any size with any number of rejected rows always
         /// covers what the next round reads and writes, and holds no more than the stated bound.
         #[test]
