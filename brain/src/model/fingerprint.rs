@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use twox_hash::XxHash3_128;
+
 use super::{
     checkpoint::Tensor,
     names::text_name,
@@ -46,21 +48,40 @@ impl Digest {
     }
 }
 
-/// Digest of the text tensors, each with the hash of its bytes, and of a plan's [`numbers`].
+/// Hash of a tensor's bytes, added piece by piece.
+///
+/// XXH3 runs at the speed of memory, which no cryptographic hash does, and a load has to be as fast as
+/// the disk. It tells apart files that differ by accident; whoever may write the weights needs no
+/// collision to change what the model says.
+#[derive(Default)]
+pub(super) struct BytesHash(XxHash3_128);
+
+impl BytesHash {
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+    }
+
+    pub(super) fn finish(&self) -> u128 {
+        self.0.finish_128()
+    }
+}
+
+/// Digest of the text tensors, each with the [hash of its bytes](BytesHash), and of a plan's
+/// [`numbers`].
 ///
 /// Their order does not matter, nor which file they are in.
-pub(super) fn digest(hashed: Vec<(&Tensor, blake3::Hash)>, numbers: &str) -> Digest {
+pub(super) fn digest(hashed: Vec<(&Tensor, u128)>, numbers: &str) -> Digest {
     let name = |t: &Tensor| text_name(t.name()).unwrap_or(t.name()).to_owned();
     let mut hashed: Vec<_> = hashed.into_iter().map(|(t, h)| (name(t), t, h)).collect();
     hashed.sort_by(|a, b| a.0.cmp(&b.0));
-    let mut hash = blake3::Hasher::new_derive_key("marathon brain model digest v1");
+    let mut hash = blake3::Hasher::new_derive_key("marathon brain model digest v2");
     for (name, tensor, bytes) in &hashed {
         part(&mut hash, name.as_bytes());
         part(
             &mut hash,
             format!("{:?} {:?}", tensor.dtype(), tensor.shape()).as_bytes(),
         );
-        hash.update(bytes.as_bytes());
+        hash.update(&bytes.to_le_bytes());
     }
     part(&mut hash, numbers.as_bytes());
     Digest(*hash.finalize().as_bytes())

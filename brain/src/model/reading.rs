@@ -16,7 +16,7 @@ use std::{
 
 use super::{
     checkpoint::Tensor,
-    fingerprint::{Digest, digest},
+    fingerprint::{BytesHash, Digest, digest},
     names::NameError,
     spread::spread,
     weight::{Weight, codes::first_not_finite, not_finite},
@@ -140,9 +140,9 @@ impl Work {
     }
 
     /// Once it should stop, the hash is of no use, and goes to nobody.
-    fn hash(&self, tensor: &Tensor) -> Result<blake3::Hash, NameError> {
+    fn hash(&self, tensor: &Tensor) -> Result<u128, NameError> {
         let (bytes, search) = (tensor.bytes(), self.finite.contains(tensor.name()));
-        let mut hash = blake3::Hasher::new();
+        let mut hash = BytesHash::default();
         let mut kept = 0;
         for start in (0..bytes.len()).step_by(PIECE) {
             if self.stop.load(Ordering::Relaxed) {
@@ -161,7 +161,7 @@ impl Work {
                 kept = range.end;
             }
         }
-        Ok(hash.finalize())
+        Ok(hash.finish())
     }
 }
 
@@ -180,6 +180,8 @@ fn piece(start: usize, end: usize) -> Range<usize> {
 
 #[cfg(test)]
 mod tests {
+    use twox_hash::XxHash3_128;
+
     use super::*;
     use crate::model::{
         checkpoint::Checkpoint,
@@ -232,7 +234,9 @@ mod tests {
             noise(5, 3),
         ]);
         let whole = digest(
-            all.iter().map(|t| (t, blake3::hash(t.bytes()))).collect(),
+            all.iter()
+                .map(|t| (t, XxHash3_128::oneshot(t.bytes())))
+                .collect(),
             "numbers",
         );
         let read = |all: &[Tensor], weights: &[&Weight], numbers: &str| {
