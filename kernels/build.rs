@@ -105,7 +105,7 @@ fn find_nvcc() -> Option<PathBuf> {
 
 /// Units in parallel, as many at a time as cargo grants jobs.
 fn compile_all(nvcc: &Path, sources: &Path, out: &Path) -> io::Result<()> {
-    forget_other_targets(out)?;
+    forget_others(nvcc, out)?;
     let jobs = env::var("NUM_JOBS")
         .ok()
         .and_then(|n| n.parse().ok())
@@ -142,13 +142,11 @@ fn compile(nvcc: &Path, sources: &Path, unit: &str, out: &Path) -> io::Result<()
             .arg("-gencode")
             .arg(format!("arch=compute_{target},code=sm_{target}"));
     }
-    let run = command
-        .arg("-o")
-        .arg(image_path(out, unit))
-        .arg(&source)
-        .output()?;
+    // A build that is stopped leaves no half image under the name that counts.
+    let (image, unfinished) = (image_path(out, unit), out.join(format!("{unit}.part")));
+    let run = command.arg("-o").arg(&unfinished).arg(&source).output()?;
     if run.status.success() {
-        return Ok(());
+        return fs::rename(unfinished, image);
     }
     Err(io::Error::other(format!(
         "{} failed on {}:\n{}",
@@ -180,9 +178,18 @@ fn targets() -> io::Result<Vec<&'static str>> {
         .collect()
 }
 
-/// Removes images that were compiled for other targets than are asked for now.
-fn forget_other_targets(out: &Path) -> io::Result<()> {
-    let (record, now) = (out.join("targets"), targets()?.join(","));
+/// Removes images that were compiled for other targets, or by another compiler, than are asked for now.
+fn forget_others(nvcc: &Path, out: &Path) -> io::Result<()> {
+    let version = Command::new(nvcc).arg("--version").output()?.stdout;
+    let (record, now) = (
+        out.join("made-with"),
+        format!(
+            "{}\n{}\n{}",
+            targets()?.join(","),
+            nvcc.display(),
+            String::from_utf8_lossy(&version)
+        ),
+    );
     if fs::read_to_string(&record).is_ok_and(|before| before == now) {
         return Ok(());
     }

@@ -56,7 +56,7 @@ impl fmt::Display for DeviceError {
         match self {
             Self::NoKernels => write!(
                 f,
-                "built without GPU kernels: build where nvcc is on PATH or MARATHON_NVCC names it"
+                "built without GPU kernels: set MARATHON_NVCC to where nvcc is and build again"
             ),
             Self::NoDriver => write!(f, "no NVIDIA driver (libcuda) on this machine"),
             Self::OldDriver { found } => write!(
