@@ -5,11 +5,16 @@
 //! through simple kernels: right, not fast, and meant for small models. The form is a property of
 //! the model: never of a step.
 
-use crate::model::{
-    LoadedModel,
-    checkpoint::Dtype,
-    kv_dtype::KvDtype,
-    plan::{KvSource, LayerPlan, Plan},
+use marathon_kernels::abi::{MAX_EXPERTS, MAX_TOP_EXPERTS};
+
+use crate::{
+    backend::cpu::rope::RopeTable,
+    model::{
+        LoadedModel,
+        checkpoint::Dtype,
+        kv_dtype::KvDtype,
+        plan::{KvSource, LayerPlan, Plan},
+    },
 };
 
 /// The numbers of activations, and of keys and values unless those are in FP8.
@@ -38,6 +43,15 @@ impl Form {
     pub(super) fn of(model: &LoadedModel) -> Result<Self, String> {
         let drafter = model.drafter.as_ref().map(|d| &d.plan.text);
         let plans = || std::iter::once(&model.plan).chain(drafter);
+        for moe in plans().filter_map(|p| p.moe) {
+            if moe.experts > MAX_EXPERTS || moe.top_k > MAX_TOP_EXPERTS {
+                return Err(format!(
+                    "{} experts of which {} are chosen have no kernel; there are kernels for up to \
+                     {MAX_EXPERTS} of which up to {MAX_TOP_EXPERTS} are chosen",
+                    moe.experts, moe.top_k
+                ));
+            }
+        }
         let mut fast = model.weights.embed.dtype() == Dtype::BF16;
         if let Some(d) = &model.drafter {
             fast &= d.weights.embed.dtype() == Dtype::BF16;
@@ -98,7 +112,11 @@ impl Form {
 
 fn fits_fast(plan: &Plan) -> bool {
     let head = |l: &LayerPlan| match l.kv {
-        KvSource::Own { values_only: true } => l.head_dim == 512,
+        // Keys are formed of values two pairs at a time.
+        KvSource::Own { values_only: true } => {
+            let pairs = RopeTable::pairs_of(plan.rope(l.kind), l.head_dim);
+            l.head_dim == 512 && pairs.is_multiple_of(2)
+        }
         _ => [64, 128, 256, 512].contains(&l.head_dim),
     };
     let wide = |n: usize| n.is_multiple_of(8);

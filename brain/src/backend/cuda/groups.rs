@@ -27,11 +27,11 @@ pub(super) struct Group {
 
 /// Splits that the rows of a span see at most, whose ends are in `first ..= last`: full, sliding.
 ///
-/// A whole window is counted as the most splits that it can touch, wherever it lies, so that launches
-/// of a growing sequence repeat.
+/// The windows of all rows together are counted as the most splits that they can touch, wherever they
+/// lie, so that launches of a growing sequence repeat.
 pub(super) fn splits(first: usize, last: usize, window: usize) -> [usize; 2] {
     let sliding = match first > window {
-        true => window / SLIDING_SPLIT + 2,
+        true => (window + last - first) / SLIDING_SPLIT + 2,
         false => splits_of_row(0, last, true),
     };
     [splits_of_row(0, last, false), sliding]
@@ -143,6 +143,23 @@ mod tests {
         for r in &set.rows {
             let [full, sliding] = splits(r.end, r.end, 512);
             assert!(groups[0].splits[0] >= full && groups[0].splits[1] >= sliding);
+        }
+    }
+
+    #[test]
+    fn there_is_room_for_every_split_that_rows_together_touch() {
+        let split = |key: usize| key / SLIDING_SPLIT;
+        for window in 1..=1100 {
+            for rows in [1, 9, 24, 48, SPAN] {
+                for first in window + 1..=window + SLIDING_SPLIT {
+                    let last = first + rows - 1;
+                    let touched = split(last - 1) - split(first - window) + 1;
+                    assert!(
+                        splits(first, last, window)[1] >= touched,
+                        "{window} {rows} {first}"
+                    );
+                }
+            }
         }
     }
 
