@@ -36,7 +36,7 @@ use brain::{
     },
 };
 use support::{
-    Sequence,
+    Round, Sequence,
     bits::{COUNT, bits, company, foreign_drafts, lone, own_drafts, pieces, prompt, requests},
     golden::{Golden, VARIANTS, golden},
     grown::grown,
@@ -307,6 +307,40 @@ fn drafts_pieces_and_company_change_no_bit() {
         }
     }
     println!("{compared} generations compared");
+}
+
+/// What two sequences draft in common rounds of few drafts and then of many.
+fn drafts_of_two(executor: &mut dyn Executor) -> Vec<Round> {
+    let mut sequences: Vec<Sequence> = (0..2)
+        .map(|n| Sequence::new(executor, n, params(0.0)).with_prompt(&prompt(n)))
+        .collect();
+    for depths in [[2, 2], [2, 1], [8, 3], [8, 8], [8, 8], [4, 8]] {
+        let rounds = sequences.iter_mut().zip(depths);
+        let (seqs, drafts): (Vec<_>, Vec<_>) = rounds.map(|(s, d)| s.round(d, COUNT)).unzip();
+        let inputs: Vec<usize> = seqs.iter().map(|s| s.tokens.len()).collect();
+        let output = executor.run(&Step { seqs }).unwrap();
+        for (n, output) in output.seqs.into_iter().enumerate() {
+            sequences[n].commit(inputs[n], &drafts[n], output);
+        }
+    }
+    sequences.into_iter().flat_map(|s| s.rounds).collect()
+}
+
+/// A recorded pass depends on nothing that another round of the same rows has otherwise.
+#[test]
+#[ignore = "needs a card"]
+fn recorded_rounds_draft_what_single_launches_draft() {
+    for name in VARIANTS {
+        let wide = grown(name, factor(name));
+        for folder in [&support::golden_folder(name), wide.path()] {
+            let [recorded, single] = [true, false].map(|graphs| {
+                let options = CudaOptions { graphs, ..small() };
+                drafts_of_two(&mut card(folder, &options))
+            });
+            assert!(single.iter().any(|round| round.drafts.len() == 8), "{name}");
+            assert_eq!(recorded, single, "{name}");
+        }
+    }
 }
 
 /// A second executor, without drafter and with other sizes, knows nothing of the first.

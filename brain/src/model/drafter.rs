@@ -75,10 +75,17 @@ impl<O: Ops> Drafter<O> {
         ops.draft_begin(target.hidden(), self.plan.backbone, &mut self.state);
     }
 
-    /// Drafts one token more for every row that is still drafting.
-    pub fn step(&mut self, ops: &mut O, target: &Gemma<O>) {
+    /// Drafts one token more for every row that is still drafting, for the time `pass`, from 0.
+    ///
+    /// A later pass makes its state itself from what the one before it left: so that its launches
+    /// depend on its own rows and on nothing else.
+    pub fn step(&mut self, ops: &mut O, target: &Gemma<O>, pass: usize) {
         let (table, scale) = target.embedding();
         let width = self.plan.backbone;
+        if pass > 0 {
+            let (normed, state) = (&self.stream.normed, &mut self.state);
+            ops.linear(Rows::Draft, normed, &self.post_projection, state);
+        }
         ops.draft_input(table, scale, &self.state, width, &mut self.input);
         let s = &mut self.stream;
         ops.linear(Rows::Draft, &self.input, &self.pre_projection, &mut s.x);
@@ -114,11 +121,5 @@ impl<O: Ops> Drafter<O> {
                 ops.draft_sample(&self.logits, Some(clusters));
             }
         }
-        ops.linear(
-            Rows::Draft,
-            &s.normed,
-            &self.post_projection,
-            &mut self.state,
-        );
     }
 }

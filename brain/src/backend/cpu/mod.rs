@@ -255,8 +255,11 @@ impl Executor for CpuExecutor {
         super::ops::Ops::sample_and_verify(ops, gemma.logits());
         if let Some(drafter) = drafter {
             drafter.begin(ops, gemma);
-            while ops.count(Rows::Draft) > 0 {
-                drafter.step(ops, gemma);
+            for pass in 0.. {
+                if ops.count(Rows::Draft) == 0 {
+                    break;
+                }
+                drafter.step(ops, gemma, pass);
             }
         }
         Ok(output(&mut ops.arena))

@@ -113,6 +113,7 @@ impl Held {
         let sent = self.ops.step.send(&self.ops.card, arena, group_rows);
         sent.map_err(|error| match error {
             StepError::Device(error) => error.into(),
+            lost @ StepError::Room => Failed::Card(lost.to_string()),
             other => Failed::Step(format!("bad step: {other}")),
         })
     }

@@ -78,7 +78,14 @@ impl Held {
             if self.graphs.len() >= MOST_GRAPHS {
                 self.graphs.clear();
             }
-            self.record(&part)?;
+            if let Err(error) = self.record(&part) {
+                // Graphs take memory of the card. Without any, the same work is launched singly, which
+                // also shows whether the card is still there.
+                tracing::warn!(%error, "a part of a round is not recorded");
+                self.graphs.clear();
+                self.launch(&part)?;
+                continue;
+            }
             self.graphs.get(&part).map_or(Ok(()), Graph::launch)?;
         }
         Ok(())
@@ -107,7 +114,7 @@ impl Held {
             }
             (Part::Draft { pass, .. }, Some(drafter)) => {
                 ops.step.drafted = *pass;
-                drafter.step(ops, gemma);
+                drafter.step(ops, gemma, *pass);
             }
             (Part::Draft { .. }, None) => {}
         }

@@ -379,7 +379,7 @@ impl StepArena {
         self.drafted = 0;
         self.shape = Shape::default();
         let (Some(mut host), Some(mut lists)) = (self.host.take(), self.lists_host.take()) else {
-            return Ok(());
+            return card.device().map_or(Ok(()), |_| Err(StepError::Room));
         };
         let filled = self.fill(&mut host, &mut lists, arena, group_rows);
         let sent = filled.and_then(|words| Ok(self.upload(card, &host, &lists, words)?));
@@ -597,6 +597,9 @@ pub(super) enum StepError {
     /// More blocks than a sequence can have.
     #[error("a table of {0} blocks where {1} fit")]
     Table(usize, usize),
+    /// A panic in an earlier step took the page-locked copy with it.
+    #[error("the step arena was lost in a step that panicked")]
+    Room,
     /// The card failed.
     #[error(transparent)]
     Device(#[from] DeviceError),
