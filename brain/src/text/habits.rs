@@ -4,11 +4,12 @@
 //! print as Python prints them, and use the filters and the tag that transformers adds.
 
 use minijinja::{
-    Environment, Error, ErrorKind, State,
-    value::{Kwargs, Value, ValueKind, from_args},
+    Environment, Error, ErrorKind, State, filters,
+    value::{Kwargs, Rest, Value, ValueKind, from_args},
 };
 
 use super::{
+    bounds,
     json::{Style, dumps},
     python,
 };
@@ -16,11 +17,31 @@ use super::{
 /// Adds all of it to an environment.
 pub(super) fn add(env: &mut Environment<'static>) {
     env.set_unknown_method_callback(method);
-    env.set_formatter(|out, _state, value| out.write_str(&printed(value)).map_err(Error::from));
+    env.set_formatter(|out, _state, value| out.write_str(&printed(value)?).map_err(Error::from));
     env.add_filter("string", |value: Value| match value.kind() {
-        ValueKind::String => value,
-        _ => printed(&value).into(),
+        ValueKind::String => Ok(value),
+        _ => printed(&value).map(Value::from),
     });
+    env.add_filter("indent", indent);
+    env.add_filter(
+        "format",
+        |state: &State<'_, '_>, text: Value, arguments: Rest<Value>| {
+            bounds::format(text.as_str().unwrap_or_default())?;
+            filters::format(state, &text, arguments)
+        },
+    );
+    env.add_filter(
+        "slice",
+        |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
+            filters::slice(state, value, bounds::width(count)?, fill)
+        },
+    );
+    env.add_filter(
+        "batch",
+        |state: &State<'_, '_>, value: Value, count: usize, fill: Option<Value>| {
+            filters::batch(state, value, bounds::width(count)?, fill)
+        },
+    );
     env.add_filter("join", join);
     env.add_filter("tojson", tojson);
     env.add_filter("e", escape);
@@ -43,9 +64,9 @@ pub(super) fn add(env: &mut Environment<'static>) {
     );
 }
 
-fn escape(value: Value) -> Value {
+fn escape(value: Value) -> Result<Value, Error> {
     let mut out = String::new();
-    for c in printed(&value).chars() {
+    for c in printed(&value)?.chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
@@ -55,13 +76,32 @@ fn escape(value: Value) -> Value {
             c => out.push(c),
         }
     }
-    Value::from_safe_string(out)
+    Ok(Value::from_safe_string(out))
 }
 
-fn printed(value: &Value) -> String {
+fn printed(value: &Value) -> Result<String, Error> {
+    bounds::printable(value)?;
     let mut text = String::new();
     python::display(value, &mut text);
-    text
+    Ok(text)
+}
+
+/// Lines behind the first one moved to the right, as Jinja does it.
+fn indent(text: String, width: Option<usize>, options: Kwargs) -> Result<String, Error> {
+    let named: Option<usize> = options.get("width")?;
+    let margin = " ".repeat(bounds::width(width.or(named).unwrap_or(4))?);
+    let first = options.get::<Option<bool>>("first")?.unwrap_or(false);
+    let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let lines = text.split('\n').enumerate().map(|(number, line)| {
+        let moved = if number == 0 {
+            first
+        } else {
+            blank || !line.is_empty()
+        };
+        format!("{}{line}", if moved { margin.as_str() } else { "" })
+    });
+    Ok(lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// The tag around what a model said, which only training reads, as a tag that changes nothing.
@@ -69,10 +109,10 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else {
+        let Some(length) = rest[start + 2..].find("%}") else {
             break;
         };
-        let end = start + length + 2;
+        let end = start + 2 + length + 2;
         let inside = &rest[start + 2..end - 2];
         let tag = inside.trim_matches(['-', '+']).trim();
         let replaced = match tag {
@@ -95,8 +135,8 @@ fn join(items: Value, between: Option<String>, options: Kwargs) -> Result<String
     let mut parts = Vec::new();
     for item in items.try_iter()? {
         parts.push(match &attribute {
-            Some(name) => printed(&item.get_attr(name)?),
-            None => printed(&item),
+            Some(name) => printed(&item.get_attr(name)?)?,
+            None => printed(&item)?,
         });
     }
     Ok(parts.join(&between.unwrap_or_default()))
@@ -104,9 +144,13 @@ fn join(items: Value, between: Option<String>, options: Kwargs) -> Result<String
 
 fn tojson(value: Value, options: Kwargs) -> Result<Value, Error> {
     let mut style = Style {
-        indent: options.get("indent")?,
+        indent: options
+            .get::<Option<usize>>("indent")?
+            .map(bounds::width)
+            .transpose()?,
         ..Style::default()
     };
+    bounds::printable(&value)?;
     if style.indent.is_some() {
         style.comma = ",".into();
     }
@@ -156,6 +200,7 @@ fn method(
                 };
                 return Ok(list(&parts));
             }
+            "format" => bounds::format(text)?,
             "removeprefix" => {
                 let (prefix,): (&str,) = from_args(arguments)?;
                 return Ok(text.strip_prefix(prefix).unwrap_or(text).into());
@@ -191,7 +236,16 @@ mod tests {
             ),
             "a{%- if true -%}{{ x }}{% endif %}{% if y %}{% endif %}"
         );
-        for plain in ["", "{% generations %}", "{% open", "no tags"] {
+        for plain in [
+            "",
+            "{% generations %}",
+            "{% open",
+            "no tags",
+            "{# {%} #}",
+            "{{ '' if true else '{%}' }}",
+            "{%}",
+            "a{%b%}",
+        ] {
             assert_eq!(without_generation_tags(plain), plain);
         }
     }

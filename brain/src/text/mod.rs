@@ -4,8 +4,10 @@
 //! continues a list of tokens. Up: tokens → [`visible`] ([`detok`], [`stop`]) → [`turn`] and [`args`];
 //! [`stream`] is all of that in one.
 
+mod admitted;
 pub mod append;
 pub mod args;
+mod bounds;
 pub mod conversation;
 pub mod detok;
 pub mod guard;

@@ -5,10 +5,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use minijinja::{Environment, Error, value::Value as Jinja};
+use minijinja::{Environment, Error, ErrorKind, value::Value as Jinja};
 use serde_json::{Value, json};
 
 use super::{
+    bounds,
     conversation::{Conversation, ConversationError, Tool, check_name, message_value},
     guard::{Guard, NoMark},
     habits,
@@ -116,7 +117,7 @@ impl Template {
                 .unwrap_or_default();
             strftime::format(&pattern, now.as_secs())
         });
-        env.add_template_owned(NAME, habits::without_generation_tags(source))
+        bounds::compile(&mut env, NAME, habits::without_generation_tags(source))
             .map_err(|error| TemplateError::Syntax(describe(&error)))?;
         Ok(Self {
             env,
@@ -170,10 +171,10 @@ impl Template {
             Value::Array(tools) if tools.is_empty() => Jinja::from(()),
             tools => Jinja::from_serialize(tools),
         };
-        self.env
-            .get_template(NAME)
-            .map_err(refused)?
-            .render(minijinja::context! {
+        let mut page = bounds::Page::default();
+        let template = self.env.get_template(NAME).map_err(refused)?;
+        let rendered = template.render_captured_to(
+            minijinja::context! {
                 messages => Jinja::from_serialize(&inputs["messages"]),
                 tools => tools,
                 add_generation_prompt => generation_prompt,
@@ -181,8 +182,11 @@ impl Template {
                 preserve_thinking => false,
                 bos_token => "<bos>",
                 eos_token => "<eos>",
-            })
-            .map_err(refused)
+            },
+            &mut page,
+        );
+        rendered.map_err(refused)?;
+        Ok(page.text())
     }
 }
 
@@ -201,6 +205,10 @@ fn named(value: &Value) -> Option<String> {
 
 /// The error with its cause, and the line when it is the template's.
 fn describe(error: &Error) -> String {
+    if let (ErrorKind::WriteFailure, Some(cause)) = (error.kind(), std::error::Error::source(error))
+    {
+        return cause.to_string();
+    }
     match (error.detail(), error.line()) {
         (Some(detail), Some(line)) => format!("{detail} (line {line})"),
         (Some(detail), None) => detail.to_owned(),

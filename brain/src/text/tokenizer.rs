@@ -9,7 +9,7 @@ use std::{collections::HashMap, path::Path};
 
 use tokenizers::AddedToken;
 
-use super::{detok, guard::Guard, markers::Markers};
+use super::{admitted, detok, guard::Guard, markers::Markers};
 use crate::{model::file, sched::types::TokenId};
 
 /// What is wrong with a tokenizer, or with a text given to it.
@@ -101,9 +101,9 @@ impl Tokenizer {
             origin: origin.to_owned(),
             reason,
         };
+        admitted::check(bytes).map_err(unusable)?;
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes)
             .map_err(|error| unusable(error.to_string()))?;
-        check_decoder(&inner).map_err(unusable)?;
         inner
             .with_truncation(None)
             .map_err(|error| unusable(error.to_string()))?;
@@ -341,28 +341,6 @@ impl Tokenizer {
 /// More than any model has, and small enough for the tables.
 const MAX_VOCABULARY: usize = 1 << 22;
 
-/// Refuses a decoder other than Gemma's, because [`detok`] does its work.
-fn check_decoder(tokenizer: &tokenizers::Tokenizer) -> Result<(), String> {
-    let decoder = serde_json::to_value(tokenizer.get_decoder()).map_err(|e| e.to_string())?;
-    let steps = match decoder["decoders"].as_array() {
-        Some(steps) => steps.clone(),
-        None => vec![decoder],
-    };
-    for step in &steps {
-        match step["type"].as_str() {
-            Some("ByteFallback" | "Fuse") => {}
-            Some("Replace") if step["content"] == " " && step["pattern"]["String"] == "▁" => {}
-            other => {
-                return Err(format!(
-                    "its decoder has the step {}; Gemma's are Replace \"▁\" by \" \", ByteFallback and Fuse",
-                    other.unwrap_or("(none)")
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -432,6 +410,62 @@ mod tests {
             other_decoder.contains("its decoder has the step"),
             "{other_decoder}"
         );
+    }
+
+    #[test]
+    fn tokenizers_of_other_kinds_are_refused_before_they_are_built() {
+        let all_dots =
+            json!({"type": "Replace", "pattern": {"String": "."}, "content": "aaaaaaaaaa"});
+        let map = json!({"type": "Precompiled", "precompiled_charsmap": "//8AAP////8="});
+        let refusals: [(&str, fn(&mut Value, Value), Value); 9] = [
+            ("dropout", |f, v| f["model"]["dropout"] = v, json!(0.5)),
+            ("BPE", |f, v| f["model"]["type"] = v, json!("WordLevel")),
+            (
+                "continuing_subword_prefix",
+                |f, v| f["model"]["continuing_subword_prefix"] = v,
+                json!("##"),
+            ),
+            (
+                "byte_fallback",
+                |f, v| f["model"]["byte_fallback"] = v,
+                json!(false),
+            ),
+            ("normalizer", |f, v| f["normalizer"] = v, map),
+            (
+                "normalizer",
+                |f, v| f["normalizer"] = json!({"type": "Sequence", "normalizers": [v]}),
+                all_dots,
+            ),
+            (
+                "pre_tokenizer",
+                |f, v| f["pre_tokenizer"] = v,
+                json!({"type": "Whitespace"}),
+            ),
+            (
+                "stands for two tokens",
+                |f, v| f["model"]["vocab"]["<0x41>"] = v,
+                json!(107),
+            ),
+            (
+                "no token <0x41>",
+                |f, _| {
+                    f["model"]["vocab"]
+                        .as_object_mut()
+                        .unwrap()
+                        .shift_remove("<0x41>");
+                },
+                json!(null),
+            ),
+        ];
+        for (word, change, value) in refusals {
+            let message = refused(|file| change(file, value));
+            assert!(message.contains(word), "{word}: {message}");
+        }
+        let text = String::from_utf8(testing::TOKENIZER.to_vec()).unwrap();
+        let at = text.find("\"decoder\"").unwrap();
+        let broken = text[..at].to_owned() + &text[at..].replacen(':', "x", 2);
+        let error = Tokenizer::from_bytes(broken.as_bytes(), "the file x").map(|_| ());
+        assert!(error.unwrap_err().to_string().contains("expected `:`"));
     }
 
     #[test]

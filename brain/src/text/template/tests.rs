@@ -317,6 +317,70 @@ fn python_habits_of_templates_work() {
     );
 }
 
+/// What a template says of itself, compiled and rendered.
+fn outcome(source: &str) -> Result<String, String> {
+    let conversation = Conversation {
+        messages: vec![user("hello")],
+        tools: Vec::new(),
+        thinking: false,
+    };
+    let template = Template::new(source).map_err(|error| error.to_string())?;
+    let rendered = template.render(&conversation, true);
+    rendered.map_err(|error| error.to_string())
+}
+
+#[test]
+fn chains_of_operators_are_compiled_or_refused() {
+    let many = |part: &str, end: &str| part.repeat((120 << 10) / part.len()) + end;
+    for source in [
+        "{% if 0 %}".to_owned() + &many("{% elif 0 %}", "{% endif %}"),
+        "{{ ".to_owned() + &many("''~", "'' }}"),
+        "{{ ".to_owned() + &many("-", "1 }}"),
+        "{{ ".to_owned() + &many("not ", "1 }}"),
+        "{{ ".to_owned() + &many("1+", "1 }}"),
+        "{{ 1".to_owned() + &many("|int", " }}"),
+        "{{ a".to_owned() + &many(".b", " }}"),
+        "{{ a".to_owned() + &many("()", " }}"),
+        "{{ ".to_owned() + &many("1 if 1 else ", "1 }}"),
+        "{{ ".to_owned() + &many("(", "1 }}"),
+    ] {
+        // Either will do: it ends.
+        let _ = outcome(&source);
+    }
+    let error = outcome(&"x".repeat(200 << 10)).unwrap_err();
+    assert!(error.contains("204800 bytes"), "{error}");
+}
+
+#[test]
+fn what_would_fill_memory_in_a_step_is_refused() {
+    let nested = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}\
+                  {% endfor %}";
+    for source in [
+        "{{ '%10000000000d'|format(5) }}".to_owned(),
+        "{{ '%*d'|format(10000000000, 5) }}".to_owned(),
+        "{{ '{:>10000000000}'.format(5) }}".to_owned(),
+        "{{ '{:>{}}'.format(5, 10000000000) }}".to_owned(),
+        "{{ 'a\nb'|indent(10000000000) }}".to_owned(),
+        "{{ [1, [2]]|tojson(indent=10000000000) }}".to_owned(),
+        "{{ [1]|slice(1000000000) }}".to_owned(),
+        "{{ [1]|batch(1000000000, 0) }}".to_owned(),
+        format!("{nested}{{{{ ns.x }}}}"),
+        format!("{nested}{{{{ ns.x|tojson }}}}"),
+        format!("{nested}{{{{ ns.x|join }}}}"),
+        "{% for i in range(30000) %}{{ 'a'*10000 }}{% endfor %}".to_owned(),
+    ] {
+        let error = outcome(&source).unwrap_err();
+        assert!(
+            error.starts_with("the chat template refuses"),
+            "{source}: {error}"
+        );
+    }
+    assert_eq!(
+        outcome("{{ 'a\nb\n\nc'|indent(2) }}{{ '%3d'|format(5) }}{{ '{:>2}'.format(7) }}").unwrap(),
+        "a\n  b\n\n  c  5 7"
+    );
+}
+
 #[test]
 fn deeply_nested_arguments_are_rendered_or_refused() {
     let mut deep = json!(1);
