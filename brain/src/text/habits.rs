@@ -87,11 +87,16 @@ fn printed(value: &Value) -> Result<String, Error> {
 }
 
 /// Lines behind the first one moved to the right, as Jinja does it.
-fn indent(text: String, width: Option<usize>, options: Kwargs) -> Result<String, Error> {
-    let named: Option<usize> = options.get("width")?;
-    let margin = " ".repeat(bounds::width(width.or(named).unwrap_or(4))?);
-    let first = options.get::<Option<bool>>("first")?.unwrap_or(false);
-    let blank = options.get::<Option<bool>>("blank")?.unwrap_or(false);
+fn indent(
+    text: String,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    options: Kwargs,
+) -> Result<String, Error> {
+    let margin = " ".repeat(bounds::width(width.or(options.get("width")?).unwrap_or(4))?);
+    let first = first.or(options.get("first")?).unwrap_or(false);
+    let blank = blank.or(options.get("blank")?).unwrap_or(false);
     options.assert_all_used()?;
     let lines = text.split('\n').enumerate().map(|(number, line)| {
         let moved = if number == 0 {
