@@ -22,6 +22,7 @@ const UNITS: &[&str] = &[
     "linear",
     "linear_large",
     "attention",
+    "attention_tiles",
     "pack",
     "norm",
     "heads",

@@ -29,8 +29,9 @@
 // these still run.
 #include "abi.cuh"
 #include "codes.cuh"
-#include "math.cuh"
+#include "keys.cuh"
 #include "ptx.cuh"
+#include "softmax.cuh"
 #include "splits.cuh"
 
 namespace {
@@ -170,25 +171,6 @@ __device__ __forceinline__ void load_turns(const AttentionArgs& a, const Work& w
     }
 }
 
-// A key's pair of lower elements and their partners, from its values.
-template <bool TURNS>
-__device__ __forceinline__ void form_key(uint32_t& low, uint32_t& high, const float (&norm)[4],
-                                         float4 turn) {
-    float l[2] = {low_bf16(low) * norm[0], high_bf16(low) * norm[1]};
-    float h[2] = {low_bf16(high) * norm[2], high_bf16(high) * norm[3]};
-    if (TURNS) {
-        const float cosine[2] = {turn.x, turn.z}, sine[2] = {turn.y, turn.w};
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const float x = l[i], y = h[i];
-            l[i] = x * cosine[i] - y * sine[i];
-            h[i] = y * cosine[i] + x * sine[i];
-        }
-    }
-    low = pack_bf16(l[0], l[1]);
-    high = pack_bf16(h[0], h[1]);
-}
-
 // A key's two halves of sixteen elements, formed from values where only these are stored.
 template <int D, int Q, bool V, bool E>
 __device__ __forceinline__ void form(const AttentionArgs& a, const Work& w, uint32_t position,
@@ -285,12 +267,11 @@ __device__ __forceinline__ void soften(uint8_t* shared, uint32_t vector, uint32_
     for (int width = 4; width; width /= 2)
         most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, width));
     most = fmaxf(most, state.most);
-    // No key seen yet: any finite reference will do.
-    const float reference = most == MINUS_INFINITY ? 0.0f : most;
-    const float rescale = exp_ours(state.most - reference);
+    const float reference = reference_of(most);
+    const float rescale = weight_of(state.most - reference);
     float weight[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) weight[i] = exp_ours(s[i] - reference);
+    for (int i = 0; i < 4; i++) weight[i] = weight_of(s[i] - reference);
     float sum = (weight[0] + weight[1]) + (weight[2] + weight[3]);
 #pragma unroll
     for (int width = 4; width; width /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, width);
@@ -388,10 +369,6 @@ __device__ __forceinline__ uint32_t column(uint32_t warp, uint32_t n) {
     return n % 2 * (D / 2) + (warp * (COLUMNS / 16) + n / 2) * 8;
 }
 
-__device__ __forceinline__ uint32_t first_key(const AttentionArgs& a, uint32_t end) {
-    return a.window && end > a.window ? end - a.window : 0;
-}
-
 template <int VECTORS>
 __device__ __forceinline__ Work work_of_block(const AttentionArgs& a) {
     const uint4 span = reinterpret_cast<const uint4*>(a.spans)[blockIdx.y];
@@ -465,7 +442,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     const auto bring = [&](uint32_t side) {
         const uint32_t t = side / SIDES;
         if (t < tiles)
-            fetch_side<L::PITCH, L::THREADS>(a, kept, (first_tile + t) * TILE_KEYS,
+            fetch_side<L::PITCH, L::THREADS>(a, kept, (kept.low / TILE_KEYS + t) * TILE_KEYS,
                                       rows[t] + side % SIDES * a.page,
                                       base + side % SLOTS * L::TILE);
         copy_commit();
@@ -489,7 +466,7 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
     for (int p = 0; p < PASSES; p++) state[p] = {MINUS_INFINITY, 0.0f};
 
     for (uint32_t t = 0; t < tiles; t++) {
-        const uint32_t position = (first_tile + t) * TILE_KEYS;
+        const uint32_t position = (kept.low / TILE_KEYS + t) * TILE_KEYS;
         copy_wait<SLOTS - 2>();
         __syncthreads();  // keys are there; all have left the values before
         bring(t * SIDES + SLOTS - 1);
@@ -548,12 +525,13 @@ __device__ __forceinline__ void attend(const AttentionArgs& a) {
 
 }  // namespace
 
-// Merges a row's splits in order: grid (rows, heads), a thread per two elements of the head.
+// Joins a row's splits in order: grid (rows, heads), a thread per two elements of the head.
 extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs a) {
-    constexpr uint32_t AT_ONCE = 512;
-    __shared__ float scales[AT_ONCE], sums[AT_ONCE], warp_most[8];
+    constexpr uint32_t AT_ONCE = 256;
+    __shared__ float keep[AT_ONCE], take[AT_ONCE], sums[AT_ONCE], warp_most[AT_ONCE / 32];
     let_dependents_start();
     const uint32_t row = blockIdx.x, head = blockIdx.y, dim = blockDim.x * 2;
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t end = reinterpret_cast<const uint32_t*>(a.ends)[row];
     wait_for_inputs();
     uint16_t* out = reinterpret_cast<uint16_t*>(a.out) + static_cast<uint64_t>(row) * a.ldo +
@@ -566,31 +544,38 @@ extern "C" __global__ void attention_merge(const __grid_constant__ AttentionArgs
     const uint64_t slot = (static_cast<uint64_t>(row) * a.heads + head) * a.splits;
     const float2* weight = reinterpret_cast<const float2*>(a.weight) + slot;
     const float* partial = reinterpret_cast<const float*>(a.partial) + slot * dim + threadIdx.x * 2;
-    // A maximum is the same in any order.
-    float most = MINUS_INFINITY;
-    for (uint32_t s = threadIdx.x; s < count; s += blockDim.x) most = fmaxf(most, weight[s].x);
+    float most = MINUS_INFINITY, sum = 0.0f, first = 0.0f, second = 0.0f;
+    for (uint32_t from = 0; from < count; from += blockDim.x) {
+        const uint32_t here = min(blockDim.x, count - from);
+        float2 part = {MINUS_INFINITY, 0.0f};
+        if (threadIdx.x < here) part = weight[from + threadIdx.x];
+        // The largest of the splits before this thread's. A maximum is the same in any order.
+        float before = most, all = part.x;
 #pragma unroll
-    for (int step = 16; step; step /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-    if (threadIdx.x % 32 == 0) warp_most[threadIdx.x / 32] = most;
-    __syncthreads();
-    for (uint32_t i = 0; i < blockDim.x / 32; i++) most = fmaxf(most, warp_most[i]);
-    float sum = 0.0f, first = 0.0f, second = 0.0f;
-    for (uint32_t from = 0; from < count; from += AT_ONCE) {
-        const uint32_t here = min(AT_ONCE, count - from);
-        __syncthreads();
-        for (uint32_t s = threadIdx.x; s < here; s += blockDim.x) {
-            const float2 part = weight[from + s];
-            scales[s] = exp_ours(part.x - most);
-            sums[s] = part.y * scales[s];
+        for (uint32_t step = 1; step < 32; step *= 2) {
+            const float others = __shfl_xor_sync(0xffffffffu, all, step);
+            if (lane & step) before = fmaxf(before, others);
+            all = fmaxf(all, others);
         }
+        __syncthreads();  // the splits before are joined
+        if (lane == 0) warp_most[warp] = all;
+        __syncthreads();
+        for (uint32_t i = 0; i < blockDim.x / 32; i++) {
+            if (i < warp) before = fmaxf(before, warp_most[i]);
+            most = fmaxf(most, warp_most[i]);
+        }
+        const Join join(before, part.x);
+        keep[threadIdx.x] = join.keep;
+        take[threadIdx.x] = join.take;
+        sums[threadIdx.x] = part.y;
         __syncthreads();
 #pragma unroll 8
         for (uint32_t s = 0; s < here; s++) {
             const float2 value =
                 *reinterpret_cast<const float2*>(partial + static_cast<uint64_t>(from + s) * dim);
-            sum += sums[s];
-            first += value.x * scales[s];
-            second += value.y * scales[s];
+            sum = joined(sum, keep[s], sums[s], take[s]);
+            first = joined(first, keep[s], value.x, take[s]);
+            second = joined(second, keep[s], value.y, take[s]);
         }
     }
     *reinterpret_cast<uint32_t*>(out) =

@@ -72,6 +72,17 @@ struct AttentionArgs {
 static_assert(sizeof(AttentionArgs) == 136, "mirrored in abi.rs");
 static_assert(offsetof(AttentionArgs, heads) == 88, "mirrored in abi.rs");
 
+// Attention of many rows of one sequence, by the unit attention_tiles.
+struct TileArgs {
+    AttentionArgs attention;  // spans, partial and weight are not read
+    dptr tiles;               // bf16 [heads of this launch][tile_count][2][32 keys x head_dim]: keys, values
+    uint32_t first_row, rows, sequence;
+    uint32_t first_head;              // of keys and values, in this launch
+    uint32_t first_tile, tile_count;  // tiles that any of the rows sees
+};
+static_assert(sizeof(TileArgs) == 168, "mirrored in abi.rs");
+static_assert(offsetof(TileArgs, tiles) == 136, "mirrored in abi.rs");
+
 // Norms over whole rows, width a multiple of 8 up to 8192; bf16 rows, fp32 weights.
 struct NormArgs {
     dptr x;       // [rows][ldx]; add_norm writes it, and plain_sum_norms

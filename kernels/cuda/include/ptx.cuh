@@ -210,12 +210,37 @@ __device__ __forceinline__ void barrier_arrive_peer(uint32_t peer) {
 }
 
 // Sends 16 bytes to a peer; its barrier counts them.
-__device__ __forceinline__ void send16(uint32_t peer, const float (&v)[4], uint32_t peer_barrier) {
+__device__ __forceinline__ void send16(uint32_t peer, uint4 v, uint32_t peer_barrier) {
     asm volatile(
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::
             "r"(peer),
-        "r"(__float_as_uint(v[0])), "r"(__float_as_uint(v[1])), "r"(__float_as_uint(v[2])),
-        "r"(__float_as_uint(v[3])), "r"(peer_barrier)
+        "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"(peer_barrier)
+        : "memory");
+}
+__device__ __forceinline__ void send16(uint32_t peer, const float (&v)[4], uint32_t peer_barrier) {
+    send16(peer,
+           make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]),
+                      __float_as_uint(v[3])),
+           peer_barrier);
+}
+
+// Sends 8 bytes to a peer; its barrier counts them.
+__device__ __forceinline__ void send8(uint32_t peer, float first, float second,
+                                      uint32_t peer_barrier) {
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(
+            peer),
+        "r"(__float_as_uint(first)), "r"(__float_as_uint(second)), "r"(peer_barrier)
+        : "memory");
+}
+
+// Copies a piece to shared memory, 16 bytes aligned; the barrier counts it. One thread for all.
+__device__ __forceinline__ void copy_bulk(uint32_t to, const void* from, uint32_t bytes,
+                                          uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+            "r"(to),
+        "l"(from), "r"(bytes), "r"(barrier)
         : "memory");
 }
 
@@ -327,6 +352,62 @@ __device__ __forceinline__ void matrix_bf16(float (&c)[16][4], const uint32_t (&
           "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
           "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+// c += a b, from zero where FRESH: a 64x16 and b 16x32, both in shared memory in rows of elements that
+// are summed over (matrix_rows).
+template <bool FRESH>
+__device__ __forceinline__ void matrix_shared(float (&c)[4][4], uint64_t a, uint64_t b) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, p, 1, 1, 0, 0;\n}"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3])
+        : "l"(a), "l"(b), "n"(FRESH ? 0 : 1));
+}
+
+// Sixteen rows of 128 columns for the right side of a product that sums over rows: panels of 64
+// columns, `panel` bytes apart, with rows of 128 bytes as in matrix_rows.
+__device__ __forceinline__ uint64_t matrix_columns(uint32_t at, uint32_t panel) {
+    return static_cast<uint64_t>((at & 0x3ffff) >> 4) | static_cast<uint64_t>(panel >> 4) << 16 |
+           64ull << 32 | 1ull << 62;
+}
+
+// c += a b: a 64x16, sixteen rows a warp; b 16x128 (matrix_columns).
+__device__ __forceinline__ void matrix_mix(float (&c)[16][4], const uint4& a, uint64_t b) {
+    asm volatile(
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, "
+        "%8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, "
+        "%24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, "
+        "%56, %57, %58, %59, %60, %61, %62, %63"
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]),
+          "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]),
+          "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]),
+          "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]),
+          "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]),
+          "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]),
+          "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]),
+          "+f"(c[8][0]), "+f"(c[8][1]), "+f"(c[8][2]), "+f"(c[8][3]),
+          "+f"(c[9][0]), "+f"(c[9][1]), "+f"(c[9][2]), "+f"(c[9][3]),
+          "+f"(c[10][0]), "+f"(c[10][1]), "+f"(c[10][2]), "+f"(c[10][3]),
+          "+f"(c[11][0]), "+f"(c[11][1]), "+f"(c[11][2]), "+f"(c[11][3]),
+          "+f"(c[12][0]), "+f"(c[12][1]), "+f"(c[12][2]), "+f"(c[12][3]),
+          "+f"(c[13][0]), "+f"(c[13][1]), "+f"(c[13][2]), "+f"(c[13][3]),
+          "+f"(c[14][0]), "+f"(c[14][1]), "+f"(c[14][2]), "+f"(c[14][3]),
+          "+f"(c[15][0]), "+f"(c[15][1]), "+f"(c[15][2]), "+f"(c[15][3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b));
 }
 
 // Four 8x8 matrices to shared memory, columns as rows: lane 8 i + r gives where column r of matrix i

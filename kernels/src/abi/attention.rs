@@ -8,7 +8,7 @@ use super::DevicePtr;
 pub const TILE_KEYS: usize = 32;
 
 /// Attention over pages, and the merge of its splits.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct AttentionArgs {
     /// bf16 `[rows][ldq]`, heads one behind the other.

@@ -6,12 +6,14 @@ mod experts;
 mod linear;
 mod rows;
 mod sample;
+mod tiles;
 
 pub use attention::*;
 pub use experts::*;
 pub use linear::*;
 pub use rows::*;
 pub use sample::*;
+pub use tiles::*;
 
 /// A device address; 0 is none. 64 bits on every side.
 pub type DevicePtr = u64;

@@ -23,6 +23,34 @@ pub(super) struct Group {
     pub(super) height: usize,
     /// Splits that a span sees at most, rounded up: full, sliding.
     pub(super) splits: [usize; 2],
+    /// The run that its rows are of.
+    pub(super) run: Option<usize>,
+}
+
+/// More rows of one sequence than a span has: a kernel for many rows may take them all at once, in
+/// place of the groups that are of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Run {
+    pub(super) seq: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
+    /// Keys in front of these positions are seen, by its first row and by its last.
+    pub(super) ends: [usize; 2],
+}
+
+impl Run {
+    /// The positions that its rows see, of the last `window` or of all.
+    pub(super) fn keys(&self, window: Option<usize>) -> std::ops::Range<usize> {
+        let first = window.map_or(0, |window| self.ends[0].saturating_sub(window));
+        first..self.ends[1]
+    }
+}
+
+/// How a step's rows are cut.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Cut {
+    pub(super) groups: Vec<Group>,
+    pub(super) runs: Vec<Run>,
 }
 
 /// Splits that the rows of a span see at most, whose ends are in `first ..= last`: full, sliding.
@@ -45,15 +73,28 @@ pub(super) fn bucket(splits: usize) -> usize {
 }
 
 /// Cuts rows into spans and these into groups of at most `most` rows.
-pub(super) fn group(set: &RowSet, most: usize, window: usize) -> (Vec<Span>, Vec<Group>) {
+pub(super) fn group(set: &RowSet, most: usize, window: usize) -> (Vec<Span>, Cut) {
     let mut spans = Vec::with_capacity(set.spans.len());
+    let mut runs = Vec::new();
+    let mut run_of = Vec::with_capacity(set.spans.len());
     for span in &set.spans {
+        let rows = &set.rows[span.start..span.start + span.count];
+        let run = (span.count > SPAN).then(|| {
+            runs.push(Run {
+                seq: span.seq,
+                first_row: span.start,
+                rows: span.count,
+                ends: [rows[0].end, rows[span.count - 1].end],
+            });
+            runs.len() - 1
+        });
         for from in (0..span.count).step_by(SPAN.min(most)) {
             spans.push(Span {
                 seq: span.seq,
                 start: span.start + from,
                 count: (span.count - from).min(SPAN.min(most)),
             });
+            run_of.push(run);
         }
     }
     let mut groups: Vec<Group> = Vec::new();
@@ -61,7 +102,7 @@ pub(super) fn group(set: &RowSet, most: usize, window: usize) -> (Vec<Span>, Vec
         let rows = &set.rows[span.start..span.start + span.count];
         let seen = splits(rows[0].end, rows[span.count - 1].end, window);
         match groups.last_mut() {
-            Some(group) if group.rows + span.count <= most => {
+            Some(group) if group.run == run_of[i] && group.rows + span.count <= most => {
                 group.rows += span.count;
                 group.spans += 1;
                 group.height = group.height.max(span.count);
@@ -76,13 +117,14 @@ pub(super) fn group(set: &RowSet, most: usize, window: usize) -> (Vec<Span>, Vec
                 spans: 1,
                 height: span.count,
                 splits: seen,
+                run: run_of[i],
             }),
         }
     }
     for group in &mut groups {
         group.splits = group.splits.map(bucket);
     }
-    (spans, groups)
+    (spans, Cut { groups, runs })
 }
 
 #[cfg(test)]
@@ -112,7 +154,8 @@ mod tests {
     fn every_row_is_in_one_span_of_one_group() {
         for most in [9, 20, 64] {
             let set = rows(&[(0, 1), (100, 40), (7, 9), (5000, 3)]);
-            let (spans, groups) = group(&set, most, 512);
+            let (spans, Cut { groups, runs }) = group(&set, most, 512);
+            assert!(runs.is_empty());
             let mut next = 0;
             for span in &spans {
                 assert_eq!(span.start, next);
@@ -139,7 +182,7 @@ mod tests {
     #[test]
     fn a_group_has_room_for_every_split_of_its_rows() {
         let set = rows(&[(4000, 30), (3, 2)]);
-        let (_, groups) = group(&set, 64, 512);
+        let (_, Cut { groups, .. }) = group(&set, 64, 512);
         for r in &set.rows {
             let [full, sliding] = splits(r.end, r.end, 512);
             assert!(groups[0].splits[0] >= full && groups[0].splits[1] >= sliding);
@@ -161,6 +204,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_run_has_groups_of_its_own() {
+        let set = rows(&[(700, 1), (1000, 130), (0, 64), (5, 65)]);
+        let (_, cut) = group(&set, 64, 512);
+        let [first, second] = &cut.runs[..] else {
+            panic!("{:?}", cut.runs);
+        };
+        assert_eq!((first.seq, first.first_row, first.rows), (1, 1, 130));
+        assert_eq!((second.seq, second.first_row, second.rows), (3, 195, 65));
+        assert_eq!(first.keys(None), 0..1130);
+        assert_eq!(first.keys(Some(512)), 489..1130);
+        assert_eq!(second.keys(Some(512)), 0..70);
+        let rows_of = |run| -> usize {
+            let groups = cut.groups.iter().filter(|g| g.run == run);
+            groups.map(|g| g.rows).sum()
+        };
+        assert_eq!(rows_of(Some(0)), 130);
+        assert_eq!(rows_of(Some(1)), 65);
+        assert_eq!(rows_of(None), 65);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use marathon_kernels::{
     abi::{
         AttentionArgs, AttentionPlan, DevicePtr, Epilogue, HeadsArgs, LargeLinear, LinearArgs,
-        NormArgs, RowsArgs, SAMPLE_THREADS, SampleArgs, SmallLinear, sample_chunks, sample_room,
+        NormArgs, PageForm, RowsArgs, SAMPLE_THREADS, SampleArgs, SmallLinear, sample_chunks,
+        sample_room,
     },
     device::DeviceError,
 };
@@ -20,6 +21,7 @@ use super::{
     groups::{Group, bucket, splits},
     rope::Turns,
     step::{LOGPROB_PITCH, Sizes, StepArena},
+    tiles::{MANY_ROWS, tiles_room},
     weights::{self, Matrix, Norm},
 };
 use crate::{
@@ -62,8 +64,12 @@ pub(super) struct CudaOps {
     pub(super) step: StepArena,
     pub(super) blocks: [usize; 2],
     turns: Vec<(Rope, usize, Turns)>,
-    /// Partial results of attention, and their maxima and sums.
-    partial: (Region, Region),
+    /// Partial results of attention, or tiles of keys and values; and maxima and sums of the former.
+    pub(super) partial: (Region, Region),
+    /// Bytes of the first.
+    pub(super) partial_room: usize,
+    /// The card has the kernels that take many rows at once.
+    pub(super) many_rows: bool,
     partial_splits: [usize; 2],
     /// Rows that a launch of attention takes.
     pub(super) group_rows: usize,
@@ -102,13 +108,15 @@ impl CudaOps {
         let row = needs.heads * most[0].max(most[1]) * (needs.head_dim + 2) * 4;
         let group_rows = (PARTIALS / row).clamp(9, 64).min(sizes.rows.max(9));
         let slots = group_rows * needs.heads * most[0].max(most[1]);
+        // At least the tiles of a head at any length.
+        let partial_room = (slots * needs.head_dim * 4).max(tiles_room(last, needs.head_dim));
         let partial = match needs.numbers.form {
-            Form::Bf16 => (
-                card.zeros(slots * needs.head_dim * 4),
-                card.zeros(slots * 8),
-            ),
+            Form::Bf16 => (card.zeros(partial_room), card.zeros(slots * 8)),
             Form::F32 => (card.zeros(0), card.zeros(0)),
         };
+        let many_rows = card
+            .device()
+            .is_some_and(|d| d.kernels().any(|name| name == MANY_ROWS));
         let chunks = sample_chunks(sizes.vocab);
         let sample_room = SampleRoom {
             work: card.zeros(sizes.out_rows * sizes.vocab.next_multiple_of(8) * 4),
@@ -123,6 +131,8 @@ impl CudaOps {
             blocks: needs.blocks,
             turns: Vec::new(),
             partial,
+            partial_room,
+            many_rows,
             partial_splits: most,
             group_rows,
             sample_room,
@@ -268,30 +278,25 @@ impl CudaOps {
         unsafe { self.card.launch(&kernel, blocks, threads, 0, &args) };
     }
 
-    pub(super) fn attend(
-        &mut self,
+    /// What attention over a layer's pages reads and writes, for all rows.
+    pub(super) fn attention_args(
+        &self,
         rows: Rows,
-        group: &Group,
         shape: HeadShape,
         q: &Buf,
         cache: &Cache,
         out: &Buf,
-    ) {
+    ) -> AttentionArgs {
         let at = self.step.rows(rows);
         let (table, table_first) = self.step.tables(shape.kind);
         let form = cache.form();
         let scales = cache.scales.unwrap_or_default();
-        let which = match shape.kind {
-            Kind::Full => 0,
-            Kind::Sliding => 1,
-        };
-        // The kernel's rows are counted from the group's first.
-        let args = AttentionArgs {
+        AttentionArgs {
             q: q.at(),
             kv: cache.memory.at,
             table,
             table_first,
-            spans: at.spans + 16 * group.first_span as u64,
+            spans: at.spans,
             ends: at.end,
             partial: self.partial.0.at,
             weight: self.partial.1.at,
@@ -307,7 +312,7 @@ impl CudaOps {
             },
             ldq: q.pitch(),
             ldo: out.pitch(),
-            splits: self.partial_splits[which] as u32,
+            splits: self.partial_splits[which(shape.kind)] as u32,
             table_pitch: self.sizes.table(shape.kind) as u32,
             pairs: cache.key.as_ref().map_or(0, |(_, turns)| turns.pairs()),
             score_scale: match form.values_only {
@@ -316,6 +321,21 @@ impl CudaOps {
             },
             value_scale: scales.value,
             codes: u32::from(form.fp8),
+        }
+    }
+
+    /// The rows of a group.
+    pub(super) fn attend(
+        &mut self,
+        group: &Group,
+        shape: HeadShape,
+        all: &AttentionArgs,
+        form: PageForm,
+    ) {
+        // The kernel's rows are counted from the group's first.
+        let args = AttentionArgs {
+            spans: all.spans + 16 * group.first_span as u64,
+            ..*all
         };
         if self.form == Form::F32 {
             let values = if form.values_only { "values_" } else { "" };
@@ -331,7 +351,7 @@ impl CudaOps {
             shape.kv_heads,
             group.height,
             group.spans,
-            group.splits[which],
+            group.splits[which(shape.kind)],
             form,
         );
         // Partial results lie by row: a group's own are moved to the front.
@@ -342,10 +362,10 @@ impl CudaOps {
             ..args
         };
         let merged = AttentionArgs {
-            partial: self.partial.0.at,
-            weight: self.partial.1.at,
-            ends: at.end + 4 * group.first_row as u64,
-            out: out.place(group.first_row, 0),
+            partial: all.partial,
+            weight: all.weight,
+            ends: all.ends + 4 * group.first_row as u64,
+            out: all.out + 2 * group.first_row as u64 * u64::from(all.ldo),
             ..args
         };
         let blocks = plan.grid.map(|b| b as usize);
@@ -500,6 +520,14 @@ pub(super) fn norm_args(width: usize) -> NormArgs {
     }
 }
 
+/// The place of a kind of layer where there is one for either.
+pub(super) fn which(kind: Kind) -> usize {
+    match kind {
+        Kind::Full => 0,
+        Kind::Sliding => 1,
+    }
+}
+
 /// Drafting rows are spans of their own.
 pub(super) fn draft_groups(rows: usize, most: usize, splits: [usize; 2]) -> Vec<Group> {
     (0..rows)
@@ -513,6 +541,7 @@ pub(super) fn draft_groups(rows: usize, most: usize, splits: [usize; 2]) -> Vec<
                 spans: count,
                 height: 1,
                 splits,
+                run: None,
             }
         })
         .collect()

@@ -18,6 +18,7 @@ mod rope;
 mod rounds;
 mod staging;
 mod step;
+mod tiles;
 mod weights;
 
 use std::{
@@ -37,7 +38,7 @@ use held::{Failed, Held};
 pub use memory::MemoryPlan;
 
 /// Changes whenever a bit of the card's results may.
-const NUMERIC_VERSION: u32 = 2;
+const NUMERIC_VERSION: u32 = 3;
 
 /// Most drafts of a round.
 pub const MAX_DRAFTS: usize = 8;

@@ -12,6 +12,7 @@ use super::{
     buffers::{Buf, Cache, Clusters, by_column, rows_args},
     experts::{ExpertRoom, Experts},
     form::Form,
+    groups::Cut,
     launch::{CudaOps, Finish, draft_groups, norm_args},
     rope::Turns,
     weights::{self, Matrix, Norm, Table},
@@ -259,17 +260,29 @@ impl Ops for CudaOps {
 
     fn attention(&mut self, rows: Rows, shape: HeadShape, q: &Buf, cache: &Cache, out: &mut Buf) {
         debug_assert_eq!(shape.kind, cache.kind);
-        let groups = match rows {
+        let cut = match rows {
             Rows::All => self.step.shape.all.clone(),
             Rows::Out => self.step.shape.out.clone(),
-            Rows::Draft => draft_groups(
-                self.count(rows),
-                self.group_rows,
-                self.step.shape.draft_splits,
-            ),
+            Rows::Draft => Cut {
+                groups: draft_groups(
+                    self.count(rows),
+                    self.group_rows,
+                    self.step.shape.draft_splits,
+                ),
+                runs: Vec::new(),
+            },
         };
-        for group in &groups {
-            self.attend(rows, group, shape, q, cache, out);
+        let args = self.attention_args(rows, shape, q, cache, out);
+        let form = cache.form();
+        let done: Vec<bool> = cut
+            .runs
+            .iter()
+            .map(|run| self.attend_run(run, shape, &args, form))
+            .collect();
+        for group in &cut.groups {
+            if !group.run.is_some_and(|run| done[run]) {
+                self.attend(group, shape, &args, form);
+            }
         }
     }
 

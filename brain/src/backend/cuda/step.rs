@@ -14,7 +14,7 @@ use marathon_kernels::{
 
 use super::{
     card::{Card, Region},
-    groups::{Group, group},
+    groups::{Cut, group},
     lists,
 };
 use crate::{
@@ -213,8 +213,8 @@ pub(super) struct Shape {
     pub(super) rows: usize,
     pub(super) out_rows: usize,
     pub(super) seqs: usize,
-    pub(super) all: Vec<Group>,
-    pub(super) out: Vec<Group>,
+    pub(super) all: Cut,
+    pub(super) out: Cut,
     /// Rows that draft, pass by pass.
     pub(super) draft_rows: Vec<usize>,
     /// Splits that a drafting row sees, by kind: full, sliding.
@@ -573,19 +573,19 @@ fn write_rows(
     known: &[u32],
     group_rows: usize,
     window: usize,
-) -> Vec<Group> {
+) -> Cut {
     for (i, row) in set.rows.iter().enumerate() {
         host[fields.token.start + i] = row.token;
         host[fields.position.start + i] = row.position as u32;
         host[fields.end.start + i] = row.end as u32;
         host[fields.seq.start + i] = row.seq as u32;
     }
-    let (spans, groups) = group(set, group_rows, window);
+    let (spans, cut) = group(set, group_rows, window);
     for (i, Span { seq, start, count }) in spans.into_iter().enumerate() {
         let at = fields.spans.start + 4 * i;
         host[at..at + 4].copy_from_slice(&[start as u32, count as u32, seq as u32, known[seq]]);
     }
-    groups
+    cut
 }
 
 /// A step that the arena cannot take.

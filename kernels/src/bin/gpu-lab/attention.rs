@@ -58,7 +58,7 @@ impl Case {
         }
     }
 
-    fn first_key(&self, end: usize) -> usize {
+    pub(crate) fn first_key(&self, end: usize) -> usize {
         if self.window == 0 {
             0
         } else {
@@ -93,9 +93,20 @@ impl Call {
         q: u64,
         ends: &[u32],
     ) -> Result<Self, DeviceError> {
-        let rows = ends.len();
-        let (first, last) = (ends[0] as usize, ends[rows - 1] as usize);
-        let splits = case.splits(first, last);
+        let splits = case.splits(ends[0] as usize, ends[ends.len() - 1] as usize);
+        Self::with_splits(device, case, pool, q, ends, splits)
+    }
+
+    /// With room for partial results of `splits` splits; none if it is not launched itself.
+    pub(crate) fn with_splits(
+        device: &Device,
+        case: &Case,
+        pool: &Pool,
+        q: u64,
+        ends: &[u32],
+        splits: usize,
+    ) -> Result<Self, DeviceError> {
+        let (rows, first) = (ends.len(), ends[0] as usize);
         // The rows' own keys are new, the others known.
         let spans = device.upload(&[0, rows as u32, 0, (first as u32).saturating_sub(1)])?;
         let ends = device.upload(ends)?;
@@ -182,7 +193,7 @@ pub(crate) struct Pool {
 
 /// Keys and values by position: `[position][kv head][element]`; in FP8 the numbers of their codes,
 /// without scale.
-struct Stored {
+pub(crate) struct Stored {
     keys: Vec<u16>,
     values: Vec<u16>,
     k_norm: Vec<f32>,
@@ -190,7 +201,7 @@ struct Stored {
 }
 
 impl Stored {
-    fn random(case: &Case, rng: &mut Rng) -> Self {
+    pub(crate) fn random(case: &Case, rng: &mut Rng) -> Self {
         let dim = case.head_dim;
         let len = case.end * case.kv_heads * dim;
         let coded = |x: Vec<u16>, scale: f32| match case.form.fp8 {
@@ -246,7 +257,7 @@ impl Stored {
 
 impl Pool {
     /// Pages that cover `[first, end)`. What is stored elsewhere is NaN.
-    fn new(
+    pub(crate) fn new(
         device: &Device,
         case: &Case,
         first: usize,

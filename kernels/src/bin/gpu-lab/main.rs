@@ -12,6 +12,7 @@ mod report;
 mod ring;
 mod rows;
 mod sample;
+mod tiles;
 mod time;
 mod weights;
 
@@ -117,6 +118,7 @@ fn run(
             let small = part == Part::Small;
             linear::check(&device, &mut report, small)?;
             attention::check(&device, &mut report, small)?;
+            tiles::check(&device, &mut report, small)?;
             heads::check(&device, &mut report)?;
             rows::check(&device, &mut report)?;
             sample::check(&device, &mut report, small)?;

@@ -17,6 +17,7 @@ use crate::{
     linear::{Job, SMALL},
     report::Report,
     sample,
+    tiles::{self, Tiles},
     weights::Operand,
 };
 
@@ -128,6 +129,7 @@ pub(crate) fn all(device: &Device, report: &mut Report) -> Result<(), DeviceErro
         bench.layer(report, form)?;
     }
     bench.attentions(report)?;
+    bench.prompts(report)?;
     bench.between(report)
 }
 
@@ -448,6 +450,58 @@ impl Bench<'_> {
                     })?;
                     report.timing(&name, micros, bytes as f64 / self.rate, "with merge");
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Attention of a prompt's rows, by tiles.
+    fn prompts(&self, report: &mut Report) -> Result<(), DeviceError> {
+        let device = self.device;
+        let layers = [
+            ("31B sliding", 256, 32, 16, 1024, false),
+            ("31B full values only", 512, 32, 4, 0, true),
+            ("E4B full", 512, 8, 2, 0, false),
+        ];
+        for (name, head_dim, heads, kv_heads, window, values_only) in layers {
+            for (rows, end) in [
+                (64, 8192),
+                (512, 8192),
+                (1024, 1024),
+                (2048, 8192),
+                (2048, 32_768),
+                (2048, 50_000),
+            ] {
+                let name = format!("prompt {name} context {end} rows {rows}");
+                if !tiles::there(device) || window > 0 && end > 8192 || !report.wants(&name) {
+                    continue;
+                }
+                let case = Case {
+                    head_dim,
+                    heads,
+                    kv_heads,
+                    window,
+                    page: 32,
+                    rows,
+                    end,
+                    form: PageForm {
+                        values_only,
+                        fp8: false,
+                    },
+                };
+                let pool = Pool::filled(device, &case, |data, bytes| fill(device, data, bytes, 0))?;
+                let ends: Vec<u32> = (0..rows).map(|r| (end - rows + 1 + r) as u32).collect();
+                let x = device.address(&self.x);
+                let call = Call::with_splits(device, &case, &pool, x, &ends, 0)?;
+                let Some(tiles) = Tiles::new(device, &case, &call, rows, 512 << 20)? else {
+                    continue;
+                };
+                let micros = median(device, 2, |_| tiles.launch(device, true))?;
+                let seen = |end: &u32| case.first_key(*end as usize).abs_diff(*end as usize);
+                let keys: usize = ends.iter().map(seen).sum();
+                let operations = 4.0 * (keys * heads * head_dim) as f64;
+                let note = format!("{:.0} TFLOP/s", operations / micros * 1e-6);
+                report.timing(&name, micros, operations / 790e6, &note);
             }
         }
         Ok(())
