@@ -206,7 +206,8 @@ __device__ __forceinline__ Work work_of_block(const TileArgs& t) {
     const uint32_t first = ends[row_of(w, 0)], last = ends[row_of(w, VECTORS - 1)];
     w.all_from = first_key(a, last);
     w.all_to = first;
-    w.tile = first_key(a, first) / TILE_KEYS;
+    // From where a split may begin.
+    w.tile = first_key(a, first) / TILE_KEYS / 4 * 4;
     w.tiles = last ? (last - 1) / TILE_KEYS + 1 - w.tile : 0;
     return w;
 }
@@ -243,40 +244,37 @@ __device__ __forceinline__ void feed(const TileArgs& t, const Work& w, uint32_t 
     }
 }
 
-// Scores of 64 vectors and a tile's keys. While the matrix unit computes a chain, the one before is
-// added.
+// Four of the eight chains of the scores of 64 vectors and a tile's keys.
+constexpr uint32_t CHAINS = 4;
 template <int D>
-__device__ __forceinline__ void scores(uint32_t queries, uint32_t keys, float (&s)[4][4]) {
-    constexpr uint32_t CHAIN = D / 16 / PARTS;
-    float part[2][4][4];
-    const auto begin = [&](uint32_t p) {
-        matrix_begin();
+__device__ __forceinline__ void begin_chains(uint32_t queries, uint32_t keys, uint32_t first,
+                                             float (&chain)[CHAINS][4][4]) {
+    matrix_begin();
 #pragma unroll
-        for (uint32_t i = 0; i < CHAIN; i++) {
-            const uint32_t pair = p + i * PARTS;
+    for (uint32_t c = 0; c < CHAINS; c++) {
+#pragma unroll
+        for (uint32_t i = 0; i < D / 16 / PARTS; i++) {
+            const uint32_t pair = first + c + i * PARTS;
             const uint64_t q = matrix_rows(queries + pair / 4 * QUERY_PANEL) + pair % 4 * 2;
             const uint64_t k = matrix_rows(keys + pair / 4 * PANEL) + pair % 4 * 2;
             if (i == 0)
-                matrix_shared<true>(part[p % 2], q, k);
+                matrix_shared<true>(chain[c], q, k);
             else
-                matrix_shared<false>(part[p % 2], q, k);
+                matrix_shared<false>(chain[c], q, k);
         }
-        matrix_commit();
-    };
-    begin(0);
+    }
+    matrix_commit();
+}
+
+template <bool FRESH>
+__device__ __forceinline__ void add_chains(float (&s)[4][4], const float (&chain)[CHAINS][4][4]) {
+    matrix_wait<0>();
 #pragma unroll
-    for (uint32_t p = 0; p < PARTS; p++) {
-        if (p + 1 < PARTS) {
-            begin(p + 1);
-            matrix_wait<1>();
-        } else {
-            matrix_wait<0>();
-        }
+    for (int i = 0; i < 16; i++) {
+        float& sum = s[i / 4][i % 4];
+        sum = FRESH ? chain[0][i / 4][i % 4] : sum + chain[0][i / 4][i % 4];
 #pragma unroll
-        for (int i = 0; i < 16; i++) {
-            const float sum = part[p % 2][i / 4][i % 4];
-            s[i / 4][i % 4] = p == 0 ? sum : s[i / 4][i % 4] + sum;
-        }
+        for (uint32_t c = 1; c < CHAINS; c++) sum += chain[c][i / 4][i % 4];
     }
 }
 
@@ -285,6 +283,7 @@ __device__ __forceinline__ float with_lane(float mine, uint32_t mask) {
 }
 
 // Four warps, sixteen vectors each; a thread has eight keys of vector lane / 4 and of the eighth after.
+// The matrix unit is always given the next tile's chains before a tile's scores become weights.
 template <int D>
 __device__ __forceinline__ void score(const TileArgs& t, const Work& w, uint32_t base, Barriers bars) {
     using L = Layout<D>;
@@ -299,13 +298,24 @@ __device__ __forceinline__ void score(const TileArgs& t, const Work& w, uint32_t
         from[h] = first_key(a, to[h]);
     }
     float most[2] = {MINUS_INFINITY, MINUS_INFINITY};
+    float s[4][4], chain[CHAINS][4][4];
+    if (w.rank < w.tiles) {
+        barrier_wait(bars.keys_full(0), 0);
+        begin_chains<D>(base, base + L::KEYS, 0, chain);
+        add_chains<true>(s, chain);
+        begin_chains<D>(base, base + L::KEYS, CHAINS, chain);
+        add_chains<false>(s, chain);
+        barrier_arrive(bars.keys_empty(0));
+    }
     uint32_t use = 0;
-    for (uint32_t tile = w.rank; tile < w.tiles; tile += L::BLOCKS, use++) {
-        const Turn<L::KEY_SLOTS> turn(use);
-        barrier_wait(bars.keys_full(turn.slot), turn.parity);
-        float s[4][4];
-        scores<D>(base, base + L::KEYS + turn.slot * SIDE<D>, s);
-        barrier_arrive(bars.keys_empty(turn.slot));
+    for (uint32_t tile = w.rank; tile < w.tiles; tile += L::BLOCKS) {
+        // Behind the last tile the chains are of whatever is in the slot, and nobody reads them.
+        const Turn<L::KEY_SLOTS> turn(++use);
+        const uint32_t keys = base + L::KEYS + turn.slot * SIDE<D>;
+        const bool more = tile + L::BLOCKS < w.tiles;
+        float ahead[4][4];
+        if (more) barrier_wait(bars.keys_full(turn.slot), turn.parity);
+        begin_chains<D>(base, keys, 0, chain);
 
         const uint32_t position = (w.tile + tile) * TILE_KEYS;
         if (a.score_scale != 1.0f) {
@@ -343,6 +353,8 @@ __device__ __forceinline__ void score(const TileArgs& t, const Work& w, uint32_t
             send8(peer_address(base + L::BATON + i * 8, peer), most[0], most[1],
                   peer_address(bars.baton(), peer));
 
+        add_chains<true>(ahead, chain);
+        begin_chains<D>(base, keys, CHAINS, chain);
         float sum[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -381,70 +393,111 @@ __device__ __forceinline__ void score(const TileArgs& t, const Work& w, uint32_t
             send16(there + GROUP * 16, weights[1], bar);
             send16(there + GROUP * 32, state, bar);
         }
+        add_chains<false>(ahead, chain);
+        if (more) barrier_arrive(bars.keys_empty(turn.slot));
+#pragma unroll
+        for (int j = 0; j < 16; j++) s[j / 4][j % 4] = ahead[j / 4][j % 4];
     }
 }
+
+// A tile's largest score so far and sum of weights, of a thread's two vectors.
+struct State {
+    float most[2], sum[2];
+};
+
+// What a group of mixers waits for and reads, all of it at fixed distances from a slot to the next:
+// rings of values and of messages have as many slots, and the tile's number modulo it is the slot.
+template <int D>
+struct Mixer {
+    using L = Layout<D>;
+    static_assert(L::MESSAGES == L::VALUE_SLOTS, "a tile has the same slot in both");
+    uint32_t message, peer_empty;
+    uint64_t values;
+    bool arms;
+
+    __device__ __forceinline__ Mixer(const Work& w, uint32_t base, Barriers bars, uint32_t part) {
+        const uint32_t i = threadIdx.x % GROUP;
+        message = base + L::WEIGHTS + i * 16;
+        peer_empty = peer_address(bars.weights_empty(0), w.rank ^ (L::BLOCKS - 1));
+        values = matrix_columns(base + L::FIRST_VALUES + part * (MIXED / 64) * PANEL, PANEL);
+        arms = part == 0 && i == 0;
+    }
+
+    // A tile's message is there: its state. The matrix unit may still have the weights before.
+    __device__ __forceinline__ State await(const Work& w, Barriers bars, uint32_t tile,
+                                           uint32_t slot) const {
+        const uint32_t full = bars.weights_full(slot), parity = tile / L::MESSAGES % 2;
+        if (L::BLOCKS == 2 && slot % 2 != w.rank) {
+            barrier_wait_peers(full, parity);
+            if (arms && tile + L::MESSAGES < w.tiles) barrier_expect(full, MESSAGE);
+        } else {
+            barrier_wait(full, parity);
+        }
+        const uint4 state = load_shared16(message + slot * MESSAGE + GROUP * 32);
+        return {{__uint_as_float(state.x), __uint_as_float(state.y)},
+                {__uint_as_float(state.z), __uint_as_float(state.w)}};
+    }
+
+    __device__ __forceinline__ void take(const Work& w, Barriers bars, uint32_t slot,
+                                         uint4 (&weights)[2]) const {
+        weights[0] = load_shared16(message + slot * MESSAGE);
+        weights[1] = load_shared16(message + slot * MESSAGE + GROUP * 16);
+        if (L::BLOCKS == 2 && slot % 2 != w.rank) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive_peer(peer_empty + slot * 8);
+        } else {
+            barrier_arrive(bars.weights_empty(slot));
+        }
+    }
+};
 
 // 128 columns of the weighted values of 64 vectors, and what they become in the end.
 template <int D>
 __device__ __forceinline__ void mix(const TileArgs& t, const Work& w, uint32_t base, Barriers bars,
                                     uint32_t part) {
     using L = Layout<D>;
+    constexpr uint32_t SLOTS = L::VALUE_SLOTS;
     const AttentionArgs& a = t.attention;
     const uint32_t i = threadIdx.x % GROUP, lane = i % 32;
+    const Mixer<D> mixer(w, base, bars, part);
     float total[16][4] = {};
     float total_most[2] = {MINUS_INFINITY, MINUS_INFINITY}, total_sum[2] = {};
-    for (uint32_t tile = 0; tile < w.tiles;) {
-        // A split, or what is left of it.
-        const uint32_t split = split_of((w.tile + tile) * TILE_KEYS, a.window);
-        const uint32_t end =
-            min(w.tiles, split_start(split + 1, a.window) / TILE_KEYS - w.tile);
+    State state = {};
+    if (w.tiles) state = mixer.await(w, bars, 0, 0);
+    for (uint32_t first = 0; first < w.tiles;) {
+        // A split, or what is there of it; it begins with a ring's first slot.
+        const uint32_t split = split_of((w.tile + first) * TILE_KEYS, a.window);
+        const uint32_t end = min(w.tiles, split_start(split + 1, a.window) / TILE_KEYS - w.tile);
         float out[16][4] = {};
         float most[2] = {MINUS_INFINITY, MINUS_INFINITY}, sum[2] = {};
-        for (; tile < end; tile++) {
-            const Turn<L::MESSAGES> message(tile);
-            const uint32_t at = base + L::WEIGHTS + message.slot * MESSAGE + i * 16;
-            const uint32_t full = bars.weights_full(message.slot);
-            const uint32_t empty = bars.weights_empty(message.slot);
-            const bool remote = L::BLOCKS == 2 && tile % 2 != w.rank;
-            if (remote)
-                barrier_wait_peers(full, message.parity);
-            else
-                barrier_wait(full, message.parity);
-            if (remote && part == 0 && i == 0 && tile + L::MESSAGES < w.tiles)
-                barrier_expect(full, MESSAGE);
-            const uint4 first = load_shared16(at), second = load_shared16(at + GROUP * 16);
-            const uint4 state = load_shared16(at + GROUP * 32);
-            if (remote) {
-                __syncwarp();
-                if (lane == 0) barrier_arrive_peer(peer_address(empty, w.rank ^ 1));
-            } else {
-                barrier_arrive(empty);
-            }
-
-            const float now[2] = {__uint_as_float(state.x), __uint_as_float(state.y)};
-            const float more[2] = {__uint_as_float(state.z), __uint_as_float(state.w)};
-            float rescale[2];
+        for (; first < end; first += SLOTS) {
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                rescale[h] = weight_of(most[h] - reference_of(now[h]));
-                sum[h] = sum[h] * rescale[h] + more[h];
-                most[h] = now[h];
-            }
-            // By vote, but times one changes nothing.
-            if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+            for (uint32_t slot = 0; slot < SLOTS; slot++) {
+                const uint32_t tile = first + slot;
+                if (tile >= end) break;
+                float rescale[2];
 #pragma unroll
-                for (int n = 0; n < 64; n++) out[n / 4][n % 4] *= rescale[n / 2 % 2];
+                for (int h = 0; h < 2; h++) {
+                    rescale[h] = weight_of(most[h] - reference_of(state.most[h]));
+                    sum[h] = sum[h] * rescale[h] + state.sum[h];
+                    most[h] = state.most[h];
+                }
+                uint4 weights[2];
+                mixer.take(w, bars, slot, weights);
+                // By vote, but times one changes nothing.
+                if (__any_sync(0xffffffffu, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+                    for (int n = 0; n < 64; n++) out[n / 4][n % 4] *= rescale[n / 2 % 2];
+                }
+                barrier_wait(bars.values_full(slot), tile / SLOTS % 2);
+                matrix_begin();
+                matrix_mix(out, weights[0], mixer.values + slot * (VALUES >> 4));
+                matrix_mix(out, weights[1], mixer.values + slot * (VALUES >> 4) + (16 * 128 >> 4));
+                matrix_commit();
+                if (tile + 1 < w.tiles) state = mixer.await(w, bars, tile + 1, (slot + 1) % SLOTS);
+                matrix_wait<0>();
+                barrier_arrive(bars.values_empty(slot));
             }
-            const Turn<L::VALUE_SLOTS> turn(tile);
-            barrier_wait(bars.values_full(turn.slot), turn.parity);
-            const uint64_t values = matrix_columns(
-                base + L::FIRST_VALUES + turn.slot * VALUES + part * (MIXED / 64) * PANEL, PANEL);
-            matrix_begin();
-            matrix_mix(out, first, values);
-            matrix_mix(out, second, values + (16 * 128 >> 4));
-            matrix_commit();
-            matrix_wait<0>();
-            barrier_arrive(bars.values_empty(turn.slot));
         }
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -535,7 +588,7 @@ __device__ __forceinline__ void attend(const TileArgs& t) {
         cluster_arrive();
         cluster_wait();
     }
-    const uint32_t group = threadIdx.x / GROUP;
+    const uint32_t group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0);  // the same in a warp
     if (group == 3) {
         fewer_registers<24>();
         feed<D>(t, w, base, bars);

@@ -78,7 +78,7 @@ struct TileArgs {
     dptr tiles;               // bf16 [heads of this launch][tile_count][2][32 keys x head_dim]: keys, values
     uint32_t first_row, rows, sequence;
     uint32_t first_head;              // of keys and values, in this launch
-    uint32_t first_tile, tile_count;  // tiles that any of the rows sees
+    uint32_t first_tile, tile_count;  // tiles that any of the rows sees, from a multiple of four on
 };
 static_assert(sizeof(TileArgs) == 168, "mirrored in abi.rs");
 static_assert(offsetof(TileArgs, tiles) == 136, "mirrored in abi.rs");

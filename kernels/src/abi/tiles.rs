@@ -4,6 +4,8 @@ use std::mem::{offset_of, size_of};
 
 use super::{AttentionArgs, DevicePtr, PageForm, TILE_KEYS};
 
+/// A split begins with a tile whose number is a multiple of this: rings have as many slots.
+const ALIGNED: usize = 4;
 /// Query vectors of a block, or of the blocks of a cluster.
 const VECTORS: usize = 64;
 
@@ -24,9 +26,9 @@ pub struct TileArgs {
     pub sequence: u32,
     /// First head of keys and values of this launch.
     pub first_head: u32,
-    /// First tile of 32 positions that a row sees.
+    /// First tile of 32 positions that a row sees, or one of the three before it.
     pub first_tile: u32,
-    /// Tiles that a row sees.
+    /// Tiles from there to the last that a row sees.
     pub tile_count: u32,
 }
 
@@ -65,7 +67,7 @@ impl TilePlan {
         if !(head_dim == 512 || head_dim == 256 && !form.values_only) || keys.is_empty() {
             return None;
         }
-        let first_tile = keys.start / TILE_KEYS;
+        let first_tile = keys.start / TILE_KEYS / ALIGNED * ALIGNED;
         let tiles = keys.end.div_ceil(TILE_KEYS) - first_tile;
         let heads_at_once = kv_heads.min(room / (tiles * TILE_KEYS * head_dim * 2 * 2));
         (heads_at_once > 0).then_some(Self {
