@@ -50,6 +50,12 @@ for image in "$out"/*.fatbin; do
                 ;;
         esac
     done
+    case $unit in
+        linear_large | attention_tiles)
+            "$tools"/cuobjdump -sass -arch sm_90a "$image" | grep -q HGMMA ||
+                fail "$unit sm_90a has no instruction of a group of warps"
+            ;;
+    esac
     usage=$("$tools"/cuobjdump -res-usage "$image" | grep -A1 'Function' || true)
     spilled=$(printf '%s\n' "$usage" | grep -E 'STACK:[1-9]|LOCAL:[1-9]' || true)
     [ -z "$spilled" ] || fail "$unit uses local memory: $spilled"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the kernels on the card of this machine: checks, the sanitizer, timings. About two minutes.
+# Runs the kernels on the card of this machine: checks, the sanitizer, timings. About four minutes.
 #   tests/gpu/run.sh [FOLDER [PROGRAM]]
 # FOLDER gets the reports (default: target/gpu/report). PROGRAM is a gpu-lab built elsewhere;
 # without it, it is built here, with the compiler that tests/gpu/compile.sh installs.
@@ -31,7 +31,7 @@ part() {
 }
 
 nvidia-smi --query-gpu=name,driver_version,clocks.sm,clocks.mem,memory.used --format=csv,noheader
-part check 60 "$program" --part check --out "$out/check.json"
+part check 180 "$program" --part check --out "$out/check.json"
 part time 90 "$program" --part time --out "$out/time.json"
 if command -v compute-sanitizer >/dev/null; then
     part memcheck 40 compute-sanitizer --tool memcheck --error-exitcode 9 \
