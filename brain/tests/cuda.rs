@@ -10,6 +10,8 @@ mod support;
 
 #[path = "cuda/fp8.rs"]
 mod fp8;
+#[path = "cuda/runs.rs"]
+mod runs;
 
 use std::{
     path::Path,

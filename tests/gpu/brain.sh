@@ -57,6 +57,7 @@ for test in goldens_agree_with_the_reference \
     recorded_rounds_draft_what_single_launches_draft \
     restarts_and_sizes_change_no_bit \
     long_prompts_in_any_pieces_have_the_same_bits \
+    runs::runs_of_many_rows_have_the_bits_of_few \
     saved_blocks_go_on_in_another_executor \
     fp8::a_cache_in_fp8_keeps_every_promise \
     a_card_that_traps_is_given_up \
