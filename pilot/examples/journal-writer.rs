@@ -79,26 +79,37 @@ fn write(store: &Path, pause: Duration) -> Outcome {
 }
 
 fn check(store: &Path, acknowledged: u64) -> Outcome {
-    let journal = match SledJournal::open(store) {
+    let found = match SledJournal::open(store) {
         Err(JournalError::NoStore(_)) if acknowledged == 0 => return Ok(()),
-        other => other?,
+        other => verify(&other?)?,
     };
-    let records = match journal.load(&run()?, 0) {
-        Err(JournalError::UnknownRun(_)) => Vec::new(),
-        other => other?,
-    };
-    for record in &records {
-        if record.entry != entry(record.sequence) {
-            return Err(format!("record {} is not what was written", record.sequence).into());
-        }
-    }
-    let found = records.len() as u64;
     writeln!(io::stdout(), "{found}")?;
     if found < acknowledged {
         return Err(format!("{acknowledged} records were acknowledged, {found} are left").into());
     }
-    // What is left must be good to go on from.
+    // What is left must be good to go on from, and what is put behind it must come back.
+    let journal = SledJournal::open(store)?;
     let head = journal.head(&run()?)?;
     journal.append(&run()?, head, &[entry(head.next)], Durability::Synced)?;
+    drop(journal);
+    let after = verify(&SledJournal::open(store)?)?;
+    if after != found + 1 {
+        return Err(format!("{after} records after one was put behind {found}").into());
+    }
     Ok(())
+}
+
+/// How many records there are, each as it was written.
+fn verify(journal: &SledJournal) -> Result<u64, Box<dyn std::error::Error>> {
+    let records = match journal.load(&run()?) {
+        Err(JournalError::UnknownRun(_)) => Vec::new(),
+        other => other?,
+    };
+    match records
+        .iter()
+        .find(|record| record.entry != entry(record.sequence))
+    {
+        Some(odd) => Err(format!("record {} is not what was written", odd.sequence).into()),
+        None => Ok(records.len() as u64),
+    }
 }

@@ -94,8 +94,8 @@ impl History for DiesAtResult {
         self.0.runs()
     }
 
-    fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
-        self.0.load(run, from)
+    fn load(&self, run: &RunId) -> Result<Vec<Record>, JournalError> {
+        self.0.load(run)
     }
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Stored {
 impl Stored {
     /// The run of this name.
     pub(super) fn load(config: &Config, journal: &dyn History, run: &RunId) -> Result<Self, Error> {
-        let records = journal.load(run, 0)?;
+        let records = journal.load(run)?;
         if records.is_empty() {
             return Err(JournalError::UnknownRun(run.to_string()).into());
         }

@@ -36,7 +36,7 @@ impl Outcome {
     /// Reads store and workspace of a marathon that is over.
     pub fn read(store: &Path, workspace: &Path) -> Result<Self, Error> {
         let run = RunId::new(RUN).map_err(Error::Demo)?;
-        let records = SledJournal::open(store)?.load(&run, 0)?;
+        let records = SledJournal::open(store)?.load(&run)?;
         let entries: Vec<Entry> = records.into_iter().map(|record| record.entry).collect();
         let state = State::fold(&entries)
             .map_err(|(at, e)| Error::Demo(format!("its journal, entry {at}: {}", e.reason)))?;

@@ -47,7 +47,7 @@ impl Ledger {
     pub(super) async fn open(journal: Arc<dyn Journal>, run: RunId) -> Result<Self, DriverError> {
         let (reader, name) = (Arc::clone(&journal), run.clone());
         let (records, head) =
-            blocking(move || Ok((reader.load(&name, 0)?, reader.head(&name)?))).await?;
+            blocking(move || Ok((reader.load(&name)?, reader.head(&name)?))).await?;
         let state = State::fold(records.iter().map(|record| &record.entry)).map_err(
             |(sequence, error)| DriverError::History {
                 run: run.clone(),

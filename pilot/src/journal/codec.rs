@@ -19,7 +19,9 @@
 //!
 //! The hash chain ties each record to all before it; the CRC tells damage from a wrong order.
 
-use super::{Head, Record};
+use std::path::Path;
+
+use super::{Head, JournalError, Record};
 use crate::run::entry::{ENTRY_VERSION, Entry, RunId};
 
 const MAGIC: [u8; 4] = *b"MRec";
@@ -54,6 +56,22 @@ pub enum CodecError {
     /// The entry cannot be encoded.
     #[error("cannot encode: {0}")]
     Unencodable(String),
+}
+
+impl CodecError {
+    /// The same in the terms of a store at `path`.
+    pub(super) fn of_store(self, path: &Path) -> JournalError {
+        let path = path.to_owned();
+        match self {
+            Self::Damaged(what) => JournalError::Damaged { path, what },
+            Self::Newer(what) => JournalError::Newer { path, what },
+            Self::TooLarge(size) => JournalError::TooLarge {
+                size,
+                limit: MAX_PAYLOAD,
+            },
+            Self::Unencodable(reason) => JournalError::io("encoding an entry", reason),
+        }
+    }
 }
 
 /// Encodes `entry` as the record that follows `head`. Returns the bytes and the head after it.

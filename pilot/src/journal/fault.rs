@@ -1,12 +1,8 @@
 //! A journal that fails on purpose.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use super::{
@@ -34,7 +30,6 @@ pub struct FaultJournal {
     inner: Arc<MemoryJournal>,
     at: u64,
     fault: Fault,
-    delay: Duration,
     appends: AtomicU64,
 }
 
@@ -45,15 +40,8 @@ impl FaultJournal {
             inner,
             at,
             fault,
-            delay: Duration::ZERO,
             appends: AtomicU64::new(0),
         }
-    }
-
-    /// Makes every append take this long.
-    pub fn with_delay(mut self, delay: Duration) -> Self {
-        self.delay = delay;
-        self
     }
 
     /// Appends so far, failed ones included.
@@ -80,9 +68,9 @@ impl History for FaultJournal {
         self.inner.runs()
     }
 
-    fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
+    fn load(&self, run: &RunId) -> Result<Vec<Record>, JournalError> {
         self.check()?;
-        self.inner.load(run, from)
+        self.inner.load(run)
     }
 }
 
@@ -100,7 +88,6 @@ impl Journal for FaultJournal {
         durability: Durability,
     ) -> Result<Head, JournalError> {
         self.check()?;
-        thread::sleep(self.delay);
         let number = self.appends.fetch_add(1, Ordering::SeqCst);
         if number != self.at {
             return self.inner.append(run, expected, entries, durability);

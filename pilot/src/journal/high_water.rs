@@ -44,8 +44,9 @@ impl HighWater {
         disk::replace_file(&Self::path(store), &[])
     }
 
-    /// Reads the file. A torn last line is what a crash leaves and is passed over; damage elsewhere
-    /// is an error.
+    /// Reads the file. A last line that is torn, or of full length and not what was written, is what
+    /// a crash leaves: it was not acknowledged and is dropped, so that the next one does not follow
+    /// it. Damage elsewhere is an error.
     pub(super) fn open(store: &Path) -> Result<Self, JournalError> {
         let path = Self::path(store);
         let damaged = |what: String| JournalError::Damaged {
@@ -63,16 +64,20 @@ impl HighWater {
         };
         let mut marks = BTreeMap::new();
         let lines = bytes.len().div_ceil(LINE);
+        let mut torn = false;
         for (at, line) in bytes.chunks(LINE).enumerate() {
             match decode(line) {
+                Some((tag, Head::EMPTY)) => {
+                    marks.remove(&tag);
+                }
                 Some((tag, head)) => {
                     marks.insert(tag, head);
                 }
-                None if at + 1 == lines => {}
+                None if at + 1 == lines => torn = true,
                 None => return Err(damaged(format!("line {at} of its high-water file"))),
             }
         }
-        if lines > LONG || bytes.len() % LINE != 0 || marks.is_empty() && lines > 0 {
+        if lines > LONG || torn {
             let mut whole = Vec::new();
             marks
                 .iter()
@@ -105,11 +110,21 @@ impl HighWater {
         head: Head,
         barrier: &dyn Barrier,
     ) -> io::Result<()> {
-        let tag = tag(run);
-        self.file.write_all(&encode(tag, head))?;
-        barrier.sync_data(&self.file)?;
-        self.marks.insert(tag, head);
+        self.note(tag(run), head, barrier)?;
+        self.marks.insert(tag(run), head);
         Ok(())
+    }
+
+    /// Notes that nothing more is expected of the run.
+    pub(super) fn forget(&mut self, run: &RunId, barrier: &dyn Barrier) -> io::Result<()> {
+        self.note(tag(run), Head::EMPTY, barrier)?;
+        self.marks.remove(&tag(run));
+        Ok(())
+    }
+
+    fn note(&mut self, tag: Tag, head: Head, barrier: &dyn Barrier) -> io::Result<()> {
+        self.file.write_all(&encode(tag, head))?;
+        barrier.sync_data(&self.file)
     }
 }
 
@@ -201,6 +216,57 @@ mod tests {
         assert_eq!(
             HighWater::open(folder.path()).unwrap().mark(&run("b")).next,
             9
+        );
+    }
+
+    #[test]
+    fn a_last_line_that_never_reached_the_disk_is_gone_for_good() {
+        let folder = tempfile::tempdir().unwrap();
+        HighWater::create(folder.path()).unwrap();
+        let path = HighWater::path(folder.path());
+        let head = |next| Head {
+            next,
+            hash: [next as u8; 32],
+        };
+        let raise = |next| {
+            let mut marks = HighWater::open(folder.path()).unwrap();
+            marks.raise(&run("a"), head(next), &DiskBarrier).unwrap();
+        };
+        raise(1);
+        raise(2);
+        let whole = fs::read(&path).unwrap();
+        // A power cut can leave the new length and none of the content, or half of it.
+        for kept in [0, 30] {
+            let mut cut = whole.clone();
+            cut[LINE + kept..].fill(0);
+            fs::write(&path, &cut).unwrap();
+            raise(3);
+            assert_eq!(
+                HighWater::open(folder.path()).unwrap().mark(&run("a")),
+                head(3)
+            );
+        }
+    }
+
+    #[test]
+    fn a_forgotten_run_has_no_mark_until_it_is_raised_again() {
+        let folder = tempfile::tempdir().unwrap();
+        HighWater::create(folder.path()).unwrap();
+        let head = |next| Head {
+            next,
+            hash: [1; 32],
+        };
+        let mut marks = HighWater::open(folder.path()).unwrap();
+        marks.raise(&run("a"), head(5), &DiskBarrier).unwrap();
+        marks.raise(&run("b"), head(6), &DiskBarrier).unwrap();
+        marks.forget(&run("a"), &DiskBarrier).unwrap();
+        assert_eq!((marks.len(), marks.mark(&run("a"))), (1, Head::EMPTY));
+        let mut marks = HighWater::open(folder.path()).unwrap();
+        assert_eq!((marks.len(), marks.mark(&run("a"))), (1, Head::EMPTY));
+        marks.raise(&run("a"), head(1), &DiskBarrier).unwrap();
+        assert_eq!(
+            HighWater::open(folder.path()).unwrap().mark(&run("a")),
+            head(1)
         );
     }
 

@@ -2,13 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use super::{
     Durability, Head, History, Journal, JournalError, Record, RunListing,
-    codec::{self, CodecError, Stamp},
+    codec::{self, Stamp},
 };
 use crate::run::entry::{Entry, RunId};
 
@@ -46,22 +45,8 @@ impl MemoryJournal {
     }
 }
 
-/// Names a codec failure in the terms of a store at `path`.
-pub(super) fn from_codec(path: PathBuf, error: CodecError) -> JournalError {
-    match error {
-        CodecError::Damaged(what) => JournalError::Damaged { path, what },
-        CodecError::Newer(what) => JournalError::Newer { path, what },
-        CodecError::TooLarge(size) => JournalError::TooLarge {
-            size,
-            limit: codec::MAX_PAYLOAD,
-        },
-        CodecError::Unencodable(reason) => JournalError::io("encoding an entry", reason),
-    }
-}
-
-fn memory() -> PathBuf {
-    PathBuf::from("(memory)")
-}
+/// What errors call the place.
+const PLACE: &str = "(memory)";
 
 impl History for MemoryJournal {
     fn runs(&self) -> Result<Vec<RunListing>, JournalError> {
@@ -73,7 +58,7 @@ impl History for MemoryJournal {
         Ok(logs.iter().map(list).collect())
     }
 
-    fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
+    fn load(&self, run: &RunId) -> Result<Vec<Record>, JournalError> {
         let logs = self.logs();
         let log = logs
             .get(run)
@@ -82,11 +67,9 @@ impl History for MemoryJournal {
         let mut records = Vec::new();
         for bytes in &log.records {
             let (record, next) =
-                codec::decode(run, head, bytes).map_err(|error| from_codec(memory(), error))?;
+                codec::decode(run, head, bytes).map_err(|error| error.of_store(PLACE.as_ref()))?;
             head = next;
-            if record.sequence >= from {
-                records.push(record);
-            }
+            records.push(record);
         }
         Ok(records)
     }
@@ -122,7 +105,7 @@ impl Journal for MemoryJournal {
         let mut encoded = Vec::new();
         for entry in entries {
             let (bytes, next) = codec::encode(run, head, stamp, entry)
-                .map_err(|error| from_codec(memory(), error))?;
+                .map_err(|error| error.of_store(PLACE.as_ref()))?;
             encoded.push((bytes, next));
             head = next;
         }

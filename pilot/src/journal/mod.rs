@@ -7,6 +7,7 @@ mod guard;
 mod high_water;
 mod lock;
 pub mod memory;
+mod opening;
 pub mod share;
 pub mod sled;
 mod tree;
@@ -69,8 +70,8 @@ pub trait History: Send + Sync {
     /// Every run, by id.
     fn runs(&self) -> Result<Vec<RunListing>, JournalError>;
 
-    /// All records from `from` on, verified.
-    fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError>;
+    /// All records of the run, verified.
+    fn load(&self, run: &RunId) -> Result<Vec<Record>, JournalError>;
 }
 
 /// Many runs, to be written. Calls block.

@@ -1,19 +1,22 @@
 //! Looking into a store that a working pilot holds.
 //!
 //! sled belongs to one process. So whoever holds a store answers questions about it at a socket in
-//! the store's folder, and `pilot list` and `pilot show` read a run that is going on. The folder is
-//! its owner's alone, and so is the socket.
+//! the store's folder, and `pilot list` and `pilot show` read a run that is going on. The socket is
+//! its owner's alone.
 //!
 //! A message is its length (four bytes, little-endian) and postcard. The reader sends one [`Ask`] and
 //! gets [`Told`] up to [`Told::End`]. Records travel in the frame they are stored in, so the reader
 //! checks their chain as it would on the disk.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, Permissions},
     io::{self, BufReader, BufWriter, Read, Write},
     os::{
         fd::AsRawFd,
-        unix::net::{UnixListener, UnixStream},
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     sync::{
@@ -29,7 +32,6 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::{
     Head, History, JournalError, Record, RunListing,
     codec::{self, MAX_PAYLOAD, Stamp},
-    memory::from_codec,
     sled::SledJournal,
 };
 use crate::run::entry::RunId;
@@ -41,6 +43,9 @@ const LONGEST: usize = MAX_PAYLOAD + 1024;
 
 /// How long either side waits for the other to take or give a message.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A pause after a connection that could not be taken.
+const BREATH: Duration = Duration::from_millis(50);
 
 /// What a reader wants.
 #[derive(Debug, Serialize, Deserialize)]
@@ -86,6 +91,7 @@ impl Share {
         }
         let listener = UnixListener::bind(&address)?;
         drop(folder);
+        fs::set_permissions(path.join(SOCKET), Permissions::from_mode(0o600))?;
         let ended = Arc::new(AtomicBool::new(false));
         let (watched, store) = (Arc::clone(&ended), Arc::downgrade(journal));
         thread::Builder::new()
@@ -165,16 +171,14 @@ impl History for View {
         Ok(runs)
     }
 
-    fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
+    fn load(&self, run: &RunId) -> Result<Vec<Record>, JournalError> {
         let (mut records, mut head) = (Vec::new(), Head::EMPTY);
         self.ask(&Ask::Load(run.to_string()), |told| match told {
             Told::Record(bytes) => {
-                let (record, next) = codec::decode(run, head, &bytes)
-                    .map_err(|error| from_codec(self.path.clone(), error))?;
+                let (record, next) =
+                    codec::decode(run, head, &bytes).map_err(|error| error.of_store(&self.path))?;
                 head = next;
-                if record.sequence >= from {
-                    records.push(record);
-                }
+                records.push(record);
                 Ok(())
             }
             Told::Damaged(_, what) => Err(JournalError::Damaged {
@@ -194,6 +198,8 @@ fn serve(listener: &UnixListener, journal: &Weak<SledJournal>, ended: &AtomicBoo
             return;
         }
         let (Ok(stream), Some(journal)) = (stream, journal.upgrade()) else {
+            // No descriptor is left, say: asking again at once would keep a core busy.
+            thread::sleep(BREATH);
             continue;
         };
         // A reader that went away or talks nonsense is its own loss.
@@ -232,7 +238,7 @@ fn tell_records(out: &mut impl Write, journal: &SledJournal, run: String) -> io:
     let Ok(run) = RunId::new(run) else {
         return send(out, &Told::Unknown);
     };
-    let records = match journal.load(&run, 0) {
+    let records = match journal.load(&run) {
         Ok(records) => records,
         Err(JournalError::UnknownRun(_)) => return send(out, &Told::Unknown),
         Err(JournalError::Damaged { what, .. }) => {

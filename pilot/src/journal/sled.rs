@@ -20,11 +20,10 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::fs::DirBuilderExt,
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use sled::{
@@ -39,14 +38,13 @@ use super::{
     guard,
     high_water::HighWater,
     lock::StoreLock,
-    memory::from_codec,
+    opening::{self, EPOCH_KEY, FORMAT, MARKER},
     tree::{self, decode_head, decode_u64, encode_head, read_run},
 };
 use crate::run::entry::{Entry, RunId};
 
-const FORMAT: &str = "marathon pilot store 1\n";
-const MARKER: &str = "marathon-store";
-const EPOCH_KEY: &[u8] = b"epoch";
+/// Folder of the spools in a store.
+const SPOOL: &str = "spool";
 
 /// Free bytes below which nothing is appended.
 const FREE_FLOOR: u64 = 16 << 20;
@@ -72,16 +70,8 @@ struct Writer {
     broken: Option<String>,
 }
 
-struct Opened {
-    db: Db,
-    heads: Tree,
-    meta: Tree,
-    epoch: u64,
-    runs: BTreeMap<RunId, Result<Head, String>>,
-}
-
 impl SledJournal {
-    /// Opens the store at `path`, which must exist, and verifies every run in it.
+    /// Opens the store at `path`, which must exist.
     pub fn open(path: &Path) -> Result<Self, JournalError> {
         let parts = [path.join(MARKER), path.join("sled"), HighWater::path(path)];
         if parts.iter().all(|part| !part.exists()) {
@@ -100,20 +90,21 @@ impl SledJournal {
         let io = |what: &str, error: std::io::Error| {
             JournalError::io(format!("{what} {}", path.display()), error)
         };
-        // What an agent read and wrote is in here: nobody else's business.
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(|error| io("making", error))?;
+        disk::make_folders(path).map_err(|error| io("making", error))?;
         let lock = StoreLock::take(path)?;
-        let fresh = Self::check_files(path)?;
-        let opened = Self::open_sled(path, fresh)?;
+        let fresh = opening::check_files(path)?;
+        // What an agent read and wrote is in these: nobody else's business, whoever made the folder
+        // that they are in.
+        for inner in [opening::database(path), path.join(SPOOL)] {
+            disk::make_folders(&inner)
+                .and_then(|()| disk::make_private(&inner))
+                .map_err(|error| io("making private folders in", error))?;
+        }
+        let opened = opening::open(path, fresh)?;
         if fresh {
-            disk::sync_tree(path).map_err(|error| io("syncing", error))?;
-            if let Some(parent) = path.canonicalize().ok().as_deref().and_then(Path::parent) {
-                disk::sync_folder(parent).map_err(|error| io("syncing the folder of", error))?;
-            }
+            disk::sync_tree(path)
+                .and_then(|()| disk::sync_way_to(path))
+                .map_err(|error| io("syncing", error))?;
             HighWater::create(path).map_err(|error| io("making the high-water file of", error))?;
             disk::replace_file(&path.join(MARKER), FORMAT.as_bytes())
                 .map_err(|error| io("marking", error))?;
@@ -123,7 +114,7 @@ impl SledJournal {
         barrier
             .sync_data(&data_file)
             .map_err(|error| io("syncing", error))?;
-        let (heads, damaged) = compare(path, opened.runs, &high_water)?;
+        let (heads, damaged) = opening::compare(path, opened.runs, &high_water)?;
         let writer = Writer {
             heads,
             damaged,
@@ -145,61 +136,12 @@ impl SledJournal {
 
     /// Folder for the spools of `run`.
     pub fn spool(&self, run: &RunId) -> PathBuf {
-        self.path.join("spool").join(run.as_str())
+        self.path.join(SPOOL).join(run.as_str())
     }
 
     /// The store's folder.
     pub fn path(&self) -> &Path {
         &self.path
-    }
-
-    /// Looks at the files before sled may touch them. `true`: there is no finished store yet.
-    fn check_files(path: &Path) -> Result<bool, JournalError> {
-        let damaged = |what: &str| JournalError::Damaged {
-            path: path.to_owned(),
-            what: what.to_owned(),
-        };
-        let sled_len = fs::metadata(path.join("sled/db"))
-            .map(|data| data.len())
-            .ok();
-        match fs::read_to_string(path.join(MARKER)) {
-            Ok(text) if text == FORMAT => match sled_len {
-                None => Err(damaged("sled/db is gone")),
-                Some(0) => Err(damaged("sled/db is empty")),
-                Some(_) => Ok(false),
-            },
-            Ok(text) if text.starts_with("marathon pilot store ") => {
-                let what = text.trim().to_owned();
-                Err(JournalError::Newer {
-                    path: path.to_owned(),
-                    what,
-                })
-            }
-            Ok(_) => Err(damaged("its marker file holds something else")),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let marks = HighWater::path(path);
-                if marks.exists() && !HighWater::open(path)?.is_empty() {
-                    return Err(damaged("its marker file is gone"));
-                }
-                Ok(true)
-            }
-            Err(error) => Err(JournalError::io("reading the store's marker", error)),
-        }
-    }
-
-    fn open_sled(path: &Path, fresh: bool) -> Result<Opened, JournalError> {
-        let folder = path.join("sled");
-        let len = fs::metadata(folder.join("db")).map_or(0, |data| data.len());
-        let patience = Duration::from_secs(60 + (len >> 22));
-        let owned = path.to_owned();
-        let outcome = guard::run(patience, move || open_and_verify(&owned, &folder, fresh));
-        outcome.unwrap_or_else(|what| {
-            let what = format!("sled gave up on it ({what})");
-            Err(JournalError::Damaged {
-                path: path.to_owned(),
-                what,
-            })
-        })
     }
 
     fn writer(&self) -> MutexGuard<'_, Writer> {
@@ -209,7 +151,7 @@ impl SledJournal {
     fn tree(&self, run: &RunId) -> Result<Tree, JournalError> {
         self.db
             .open_tree(tree::name(run))
-            .map_err(|error| JournalError::io("opening a run", error))
+            .map_err(|error| tree::failed(&self.path, "opening a run", error))
     }
 
     /// One transaction over the run, its head and the epoch: all of it or nothing.
@@ -244,7 +186,7 @@ impl SledJournal {
             Ok(())
         });
         outcome.map_err(|error| match error {
-            TransactionError::Storage(error) => JournalError::io("appending", error),
+            TransactionError::Storage(error) => tree::failed(&self.path, "appending", error),
             TransactionError::Abort(Refusal::Conflict(found)) => JournalError::Conflict {
                 run: run.clone(),
                 expected: expected.next,
@@ -258,6 +200,84 @@ impl SledJournal {
                 what: format!("the head of run {run}"),
             },
         })
+    }
+    /// The entries as records that follow `head`, and the head after them.
+    fn frame(
+        &self,
+        run: &RunId,
+        mut head: Head,
+        entries: &[Entry],
+    ) -> Result<(Vec<(u64, Vec<u8>)>, Head), JournalError> {
+        let stamp = Stamp {
+            epoch: self.epoch,
+            wall_ms: wall_ms(),
+        };
+        let mut records = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let (bytes, next) = codec::encode(run, head, stamp, entry)
+                .map_err(|error| error.of_store(&self.path))?;
+            records.push((head.next, bytes));
+            head = next;
+        }
+        Ok((records, head))
+    }
+
+    fn expect_room(&self) -> Result<(), JournalError> {
+        let free = disk::free_bytes(&self.path)
+            .map_err(|error| JournalError::io("asking for free space", error))?;
+        if free < FREE_FLOOR {
+            let reason = format!("only {} MiB are free; make room and resume", free >> 20);
+            return Err(JournalError::io("appending", reason));
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), JournalError> {
+        let flushed = self.db.flush();
+        flushed.map_err(|error| tree::failed(&self.path, "flushing", error))?;
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<(), JournalError> {
+        self.barrier
+            .sync_data(&self.data_file)
+            .map_err(|error| JournalError::io("syncing the store", error))
+    }
+
+    /// Removes a run, damaged or not, and its spool. It is gone for good when this returns; a crash
+    /// in the middle leaves it as it was, or as a damaged run, which can be removed again.
+    pub fn remove(&self, run: &RunId) -> Result<(), JournalError> {
+        let mut writer = self.writer();
+        refuse_broken(&writer)?;
+        if !writer.heads.contains_key(run) && !writer.damaged.contains_key(run) {
+            return Err(JournalError::UnknownRun(run.to_string()));
+        }
+        let removed = guard::catch(|| {
+            // First, so that nothing is missed when the rest is half done.
+            writer
+                .high_water
+                .forget(run, &*self.barrier)
+                .map_err(|error| JournalError::io("lowering the high-water mark", error))?;
+            let failed = |error| tree::failed(&self.path, "removing a run", error);
+            self.heads.remove(run.as_str()).map_err(failed)?;
+            self.db.drop_tree(tree::name(run)).map_err(failed)?;
+            self.flush()?;
+            self.sync()?;
+            match fs::remove_dir_all(self.spool(run)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    Err(JournalError::io("removing the run's spool", error))
+                }
+                _ => Ok(()),
+            }
+        });
+        let removed = removed.unwrap_or_else(|what| Err(JournalError::io("removing", what)));
+        if let Err(error) = &removed {
+            writer.broken = Some(error.to_string());
+        } else {
+            writer.heads.remove(run);
+            writer.damaged.remove(run);
+        }
+        removed
     }
 }
 
@@ -285,7 +305,7 @@ impl History for SledJournal {
             .collect())
     }
 
-    fn load(&self, run: &RunId, from: u64) -> Result<Vec<Record>, JournalError> {
+    fn load(&self, run: &RunId) -> Result<Vec<Record>, JournalError> {
         let known = {
             let writer = self.writer();
             refuse_damaged(&self.path, &writer, run)?;
@@ -295,21 +315,24 @@ impl History for SledJournal {
                 .ok_or_else(|| JournalError::UnknownRun(run.to_string()))?
         };
         let tree = self.tree(run)?;
-        let mut records = Vec::new();
-        let read = guard::catch(|| {
-            read_run(&self.path, &tree, run, known.next, |record| {
-                if record.sequence >= from {
-                    records.push(record);
-                }
-            })
+        let (path, name) = (self.path.clone(), run.clone());
+        let read = guard::run(opening::patience(&path), move || {
+            match read_run(&path, &tree, &name, known.next)? {
+                (records, head) if head == known => Ok(records),
+                _ => Err(JournalError::Damaged {
+                    path,
+                    what: format!("the last record of run {name} is not the one its head names"),
+                }),
+            }
         });
-        read.unwrap_or_else(|what| {
-            Err(JournalError::Damaged {
-                path: self.path.clone(),
-                what: format!("run {run}: {what}"),
-            })
-        })?;
-        Ok(records)
+        let read = read.unwrap_or_else(|failure| {
+            Err(failure.of_store(&self.path, &format!("reading run {run}")))
+        });
+        if let Err(JournalError::Damaged { what, .. }) = &read {
+            // Nothing may be put behind what cannot be read.
+            self.writer().damaged.insert(run.clone(), what.clone());
+        }
+        read
     }
 }
 
@@ -329,44 +352,18 @@ impl Journal for SledJournal {
     ) -> Result<Head, JournalError> {
         let mut writer = self.writer();
         refuse_damaged(&self.path, &writer, run)?;
-        if let Some(why) = &writer.broken {
-            return Err(JournalError::io(
-                "an earlier write failed; open the store again",
-                why,
-            ));
-        }
-        let free = disk::free_bytes(&self.path)
-            .map_err(|error| JournalError::io("asking for free space", error))?;
-        if free < FREE_FLOOR {
-            let reason = format!("only {} MiB are free; make room and resume", free >> 20);
-            return Err(JournalError::io("appending", reason));
-        }
-        let stamp = Stamp {
-            epoch: self.epoch,
-            wall_ms: wall_ms(),
-        };
-        let mut head = expected;
-        let mut records = Vec::with_capacity(entries.len());
-        for entry in entries {
-            let (bytes, next) = codec::encode(run, head, stamp, entry)
-                .map_err(|error| from_codec(self.path.clone(), error))?;
-            records.push((head.next, bytes));
-            head = next;
-        }
+        refuse_broken(&writer)?;
+        self.expect_room()?;
+        let (records, head) = self.frame(run, expected, entries)?;
         let written = guard::catch(|| {
             self.commit(run, expected, &records, head)?;
-            self.db
-                .flush()
-                .map_err(|error| JournalError::io("flushing", error))?;
+            self.flush()?;
             if durability == Durability::Synced {
-                let io = |what: &str, error| JournalError::io(what, error);
-                self.barrier
-                    .sync_data(&self.data_file)
-                    .map_err(|error| io("syncing the store", error))?;
+                self.sync()?;
                 writer
                     .high_water
                     .raise(run, head, &*self.barrier)
-                    .map_err(|error| io("raising the high-water mark", error))?;
+                    .map_err(|error| JournalError::io("raising the high-water mark", error))?;
             }
             Ok(())
         });
@@ -384,152 +381,22 @@ impl Journal for SledJournal {
     }
 }
 
-fn open_and_verify(path: &Path, folder: &Path, fresh: bool) -> Result<Opened, JournalError> {
-    let io = |error: sled::Error| match error {
-        sled::Error::Corruption { .. } => JournalError::Damaged {
-            path: path.to_owned(),
-            what: "sled finds corruption".into(),
-        },
-        other => JournalError::io("opening sled", other),
-    };
-    let db = open_patiently(folder).map_err(io)?;
-    let heads = db.open_tree("heads").map_err(io)?;
-    let meta = db.open_tree("meta").map_err(io)?;
-    let mut runs = BTreeMap::new();
-    for name in db.tree_names() {
-        let Some(run) = name.strip_prefix(tree::RUN_PREFIX) else {
-            continue;
-        };
-        let run = String::from_utf8_lossy(run).into_owned();
-        let run = RunId::new(run).map_err(|what| JournalError::Damaged {
-            path: path.to_owned(),
-            what,
-        })?;
-        let tree = db.open_tree(&name).map_err(io)?;
-        let stored = heads.get(run.as_str()).map_err(io)?;
-        let Some(head) = stored.as_deref().and_then(decode_head) else {
-            // A tree is made just before the transaction that writes its first record.
-            if !tree.is_empty() || stored.is_some() {
-                runs.insert(run, Err("its head is missing".to_owned()));
-            }
-            continue;
-        };
-        let found = match read_run(path, &tree, &run, head.next, |_| {}) {
-            Ok(found) if found == head => Ok(head),
-            Ok(_) => Err("its last record is not the one its head names".to_owned()),
-            Err(JournalError::Damaged { what, .. }) => Err(what),
-            Err(other) => return Err(other),
-        };
-        runs.insert(run, found);
-    }
-    for key in heads.iter().keys() {
-        let run = RunId::new(String::from_utf8_lossy(&key.map_err(io)?).into_owned()).map_err(
-            |what| JournalError::Damaged {
-                path: path.to_owned(),
-                what,
-            },
-        )?;
-        runs.entry(run)
-            .or_insert_with(|| Err("its records are gone".to_owned()));
-    }
-    if fresh && !runs.is_empty() {
-        let what = "it holds runs, but its marker file is gone".to_owned();
-        return Err(JournalError::Damaged {
-            path: path.to_owned(),
-            what,
-        });
-    }
-    let last = meta
-        .get(EPOCH_KEY)
-        .map_err(io)?
-        .and_then(|bytes| decode_u64(&bytes));
-    if last.is_none() && !fresh {
-        let what = "its epoch is gone".to_owned();
-        return Err(JournalError::Damaged {
-            path: path.to_owned(),
-            what,
-        });
-    }
-    let epoch = last.unwrap_or(0) + 1;
-    meta.insert(EPOCH_KEY, &epoch.to_be_bytes()).map_err(io)?;
-    db.flush().map_err(io)?;
-    Ok(Opened {
-        db,
-        heads,
-        meta,
-        epoch,
-        runs,
-    })
-}
-
-/// sled gives its own file lock back some time after its handle is dropped, on a thread of its own.
-/// The store's lock is held already, so a locked database can only be that.
-fn open_patiently(folder: &Path) -> sled::Result<Db> {
-    let config = sled::Config::new()
-        .path(folder)
-        .mode(sled::Mode::LowSpace)
-        .flush_every_ms(None);
-    for _ in 0..200 {
-        match config.open() {
-            Err(sled::Error::Io(error)) if error.to_string().contains("lock") => {
-                thread::sleep(Duration::from_millis(20));
-            }
-            other => return other,
-        }
-    }
-    config.open()
-}
-
-type Compared = (BTreeMap<RunId, Head>, BTreeMap<RunId, String>);
-
-/// Sorts runs into good and damaged ones by what the high-water file remembers.
-fn compare(
-    path: &Path,
-    runs: BTreeMap<RunId, Result<Head, String>>,
-    high_water: &HighWater,
-) -> Result<Compared, JournalError> {
-    let mut heads = BTreeMap::new();
-    let mut damaged = BTreeMap::new();
-    let mut known = 0;
-    for (run, found) in runs {
-        let mark = high_water.mark(&run);
-        known += usize::from(mark != Head::EMPTY);
-        match found {
-            Ok(head) if head.next < mark.next => {
-                let lost = format!(
-                    "run {run} had {} records, {} are left",
-                    mark.next, head.next
-                );
-                damaged.insert(run, lost);
-            }
-            Ok(head) if head.next == mark.next && head.hash != mark.hash => {
-                let what = format!("the last record of run {run} is not the one acknowledged");
-                damaged.insert(run, what);
-            }
-            Ok(head) => {
-                heads.insert(run, head);
-            }
-            Err(what) => {
-                damaged.insert(run, what);
-            }
-        }
-    }
-    if known < high_water.len() {
-        let what = format!("{} runs are gone altogether", high_water.len() - known);
-        return Err(JournalError::Damaged {
-            path: path.to_owned(),
-            what,
-        });
-    }
-    Ok((heads, damaged))
-}
-
 fn refuse_damaged(path: &Path, writer: &Writer, run: &RunId) -> Result<(), JournalError> {
     match writer.damaged.get(run) {
         Some(what) => Err(JournalError::Damaged {
             path: path.to_owned(),
             what: what.clone(),
         }),
+        None => Ok(()),
+    }
+}
+
+fn refuse_broken(writer: &Writer) -> Result<(), JournalError> {
+    match &writer.broken {
+        Some(why) => Err(JournalError::io(
+            "an earlier write failed; open the store again",
+            why,
+        )),
         None => Ok(()),
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, Seek, SeekFrom, Write},
+    os::unix::fs::PermissionsExt,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -63,11 +64,10 @@ fn entries_come_back_after_reopening_and_epochs_grow() {
     let journal = SledJournal::open(&store).unwrap();
     assert_eq!(journal.head(&run("a")).unwrap(), head);
     fill(&journal, &run("a"), 1);
-    let records = journal.load(&run("a"), 0).unwrap();
+    let records = journal.load(&run("a")).unwrap();
     assert_eq!(records.len(), 51);
     assert_eq!(records[49].entry, note(49));
     assert_eq!((records[49].epoch, records[50].epoch), (1, 2));
-    assert_eq!(journal.load(&run("a"), 50).unwrap().len(), 1);
     let names: Vec<String> = journal
         .runs()
         .unwrap()
@@ -76,7 +76,7 @@ fn entries_come_back_after_reopening_and_epochs_grow() {
         .collect();
     assert_eq!(names, ["a", "b"]);
     assert!(matches!(
-        journal.load(&run("c"), 0),
+        journal.load(&run("c")),
         Err(JournalError::UnknownRun(_))
     ));
 }
@@ -118,7 +118,7 @@ fn records_larger_than_a_chunk_come_back_and_sled_makes_no_files_of_its_own() {
     );
     let journal = SledJournal::open(folder.path()).unwrap();
     let read: Vec<Entry> = journal
-        .load(&run("big"), 0)
+        .load(&run("big"))
         .unwrap()
         .into_iter()
         .map(|record| record.entry)
@@ -151,7 +151,7 @@ fn a_batch_is_whole_and_a_stale_writer_is_refused() {
     journal
         .append(&run("a"), head, &[note(3)], Durability::Synced)
         .unwrap();
-    assert_eq!(journal.load(&run("a"), 0).unwrap().len(), 4);
+    assert_eq!(journal.load(&run("a")).unwrap().len(), 4);
 }
 
 #[test]
@@ -196,10 +196,12 @@ fn after_a_failed_sync_nothing_is_written_until_the_store_is_reopened() {
         refused.to_string().contains("open the store again"),
         "{refused}"
     );
+    // It was stored, but not acknowledged: who looks sees what was, and no damage.
+    assert_eq!(journal.load(&run("a")).unwrap().len(), 5);
     drop(journal);
     let journal = SledJournal::open(folder.path()).unwrap();
     // The record was stored though it was not acknowledged; what was acknowledged is all there.
-    assert!(journal.load(&run("a"), 0).unwrap().len() >= 5);
+    assert!(journal.load(&run("a")).unwrap().len() >= 5);
     fill(&journal, &run("a"), 1);
 }
 
@@ -251,7 +253,7 @@ fn filled_store() -> tempfile::TempDir {
 /// Opens and reads; `Ok` only if every record is as it was written.
 fn read_all(store: &Path) -> Result<(), JournalError> {
     let journal = SledJournal::open(store)?;
-    let records = journal.load(&run("a"), 0)?;
+    let records = journal.load(&run("a"))?;
     assert_eq!(
         records.len(),
         400,
@@ -401,20 +403,20 @@ fn one_damaged_run_leaves_the_others_alone() {
     let folder = tempfile::tempdir().unwrap();
     let journal = SledJournal::open_or_create(folder.path()).unwrap();
     fill(&journal, &run("good"), 20);
-    fill(&journal, &run("bad"), 20);
+    let head = fill(&journal, &run("bad"), 20);
     let tree = journal.tree(&run("bad")).unwrap();
     tree.insert(record_key(7, 0), b"something else").unwrap();
     journal.db.flush().unwrap();
     drop(tree);
     drop(journal);
     let journal = SledJournal::open(folder.path()).unwrap();
-    assert_eq!(journal.load(&run("good"), 0).unwrap().len(), 20);
+    assert_eq!(journal.load(&run("good")).unwrap().len(), 20);
     assert!(matches!(
-        journal.load(&run("bad"), 0),
+        journal.load(&run("bad")),
         Err(JournalError::Damaged { .. })
     ));
     assert!(matches!(
-        journal.append(&run("bad"), Head::EMPTY, &[note(0)], Durability::Synced),
+        journal.append(&run("bad"), head, &[note(0)], Durability::Synced),
         Err(JournalError::Damaged { .. })
     ));
     let listing = journal.runs().unwrap();
@@ -423,12 +425,159 @@ fn one_damaged_run_leaves_the_others_alone() {
 }
 
 #[test]
+fn a_record_of_a_newer_pilot_refuses_its_own_run_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = SledJournal::open_or_create(folder.path()).unwrap();
+    fill(&journal, &run("old"), 3);
+    let stamp = Stamp {
+        epoch: 1,
+        wall_ms: 0,
+    };
+    let (mut bytes, _) = codec::encode(&run("new"), Head::EMPTY, stamp, &note(0)).unwrap();
+    bytes[5] = u8::MAX;
+    let end = bytes.len() - 4;
+    let crc = crc32c::crc32c(&bytes[..end]);
+    bytes[end..].copy_from_slice(&crc.to_le_bytes());
+    let head = Head {
+        next: 1,
+        hash: *blake3::hash(&bytes).as_bytes(),
+    };
+    journal
+        .commit(&run("new"), Head::EMPTY, &[(0, bytes)], head)
+        .unwrap();
+    journal.db.flush().unwrap();
+    drop(journal);
+    let journal = SledJournal::open(folder.path()).unwrap();
+    let error = journal.load(&run("new")).unwrap_err();
+    assert!(matches!(error, JournalError::Newer { .. }), "{error}");
+    fill(&journal, &run("old"), 3);
+    assert_eq!(journal.load(&run("old")).unwrap().len(), 6);
+}
+
+#[test]
+fn records_past_the_end_are_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = SledJournal::open_or_create(folder.path()).unwrap();
+    fill(&journal, &run("a"), 3);
+    let tree = journal.tree(&run("a")).unwrap();
+    tree.insert(record_key(3, 0), b"a leftover").unwrap();
+    journal.db.flush().unwrap();
+    drop((tree, journal));
+    let journal = SledJournal::open(folder.path()).unwrap();
+    let error = journal.load(&run("a")).unwrap_err().to_string();
+    assert!(error.contains("4 records of 3"), "{error}");
+}
+
+#[test]
+fn a_reader_sees_a_whole_run_while_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = SledJournal::open_or_create(folder.path()).unwrap();
+    let mut head = fill(&journal, &run("a"), 50);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut seen = 0;
+            while seen < 600 {
+                let now = journal.load(&run("a")).unwrap().len();
+                assert!(now >= seen, "{now} after {seen}");
+                seen = now;
+            }
+        });
+        for number in 50..600 {
+            head = journal
+                .append(&run("a"), head, &[note(number)], Durability::Lazy)
+                .unwrap();
+        }
+        reader.join().unwrap();
+    });
+}
+
+#[test]
+fn a_removed_run_is_gone_with_its_spool_and_its_name_is_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = SledJournal::open_or_create(folder.path()).unwrap();
+    for name in ["gone", "kept", "bad"] {
+        fill(&journal, &run(name), 20);
+    }
+    fs::create_dir_all(journal.spool(&run("gone")).join("call-1")).unwrap();
+    let tree = journal.tree(&run("bad")).unwrap();
+    tree.remove(record_key(19, 0)).unwrap();
+    journal.db.flush().unwrap();
+    drop((tree, journal));
+    let journal = SledJournal::open(folder.path()).unwrap();
+    journal.remove(&run("gone")).unwrap();
+    journal.remove(&run("bad")).unwrap();
+    assert!(!journal.spool(&run("gone")).exists());
+    let unknown = journal.remove(&run("gone")).unwrap_err();
+    assert!(matches!(unknown, JournalError::UnknownRun(_)), "{unknown}");
+    let only = |journal: &SledJournal| {
+        let runs = journal.runs().unwrap();
+        assert_eq!(runs.len(), 1);
+        assert_eq!(runs[0].run, run("kept"));
+    };
+    only(&journal);
+    drop(journal);
+    let journal = SledJournal::open(folder.path()).unwrap();
+    only(&journal);
+    assert_eq!(fill(&journal, &run("gone"), 2).next, 2);
+    drop(journal);
+    let journal = SledJournal::open(folder.path()).unwrap();
+    assert_eq!(journal.load(&run("gone")).unwrap().len(), 2);
+    assert_eq!(journal.load(&run("kept")).unwrap().len(), 20);
+}
+
+#[test]
+fn a_removal_cut_short_can_be_repeated() {
+    let folder = tempfile::tempdir().unwrap();
+    let journal = SledJournal::open_or_create(folder.path()).unwrap();
+    fill(&journal, &run("a"), 20);
+    fill(&journal, &run("b"), 20);
+    // What a removal has done when it dies after its first step, and after its second.
+    for (name, head_too) in [("a", false), ("b", true)] {
+        let mut writer = journal.writer();
+        writer
+            .high_water
+            .forget(&run(name), &*journal.barrier)
+            .unwrap();
+        if head_too {
+            journal.heads.remove(name).unwrap();
+        }
+    }
+    journal.db.flush().unwrap();
+    drop(journal);
+    let journal = SledJournal::open(folder.path()).unwrap();
+    assert_eq!(journal.load(&run("a")).unwrap().len(), 20);
+    assert!(journal.load(&run("b")).is_err());
+    for name in ["a", "b"] {
+        journal.remove(&run(name)).unwrap();
+    }
+    assert!(journal.runs().unwrap().is_empty());
+}
+
+#[test]
+fn what_a_store_holds_is_its_owners_alone_whoever_made_its_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    drop(SledJournal::open_or_create(folder.path()).unwrap());
+    let inner = ["sled", "spool"].map(|name| folder.path().join(name));
+    for place in &inner {
+        assert_eq!(mode(place), 0o700);
+        // As an older pilot left it.
+        fs::set_permissions(place, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    drop(SledJournal::open(folder.path()).unwrap());
+    assert!(inner.iter().all(|place| mode(place) == 0o700));
+    // The folder itself may be somebody's mount: it stays as it is.
+    assert_eq!(mode(folder.path()), 0o755);
+}
+
+#[test]
 fn records_removed_behind_our_back_are_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let journal = SledJournal::open_or_create(folder.path()).unwrap();
     fill(&journal, &run("a"), 20);
     // A consistent older state: two records fewer, and the head to match.
-    let records = journal.load(&run("a"), 0).unwrap();
+    let records = journal.load(&run("a")).unwrap();
     let mut head = Head::EMPTY;
     for record in &records[..18] {
         let stamp = Stamp {
@@ -447,7 +596,7 @@ fn records_removed_behind_our_back_are_noticed() {
     drop(tree);
     drop(journal);
     let journal = SledJournal::open(folder.path()).unwrap();
-    let error = journal.load(&run("a"), 0).unwrap_err().to_string();
+    let error = journal.load(&run("a")).unwrap_err().to_string();
     assert!(error.contains("had 20 records, 18 are left"), "{error}");
 }
 
@@ -478,7 +627,7 @@ fn every_kind_of_entry_survives_the_store() {
         .append(&run("a"), Head::EMPTY, &entries, Durability::Synced)
         .unwrap();
     let read: Vec<Entry> = journal
-        .load(&run("a"), 0)
+        .load(&run("a"))
         .unwrap()
         .into_iter()
         .map(|record| record.entry)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use sled::Tree;
 
-use super::{Head, JournalError, Record, codec, memory::from_codec};
+use super::{Head, JournalError, Record, codec};
 use crate::run::entry::RunId;
 
 /// What names of trees with runs begin with.
@@ -66,31 +66,53 @@ pub(super) fn decode_u64(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(bytes.try_into().ok()?))
 }
 
-/// Reads the records `0..count` of a run, verifying each; records past them are damage.
+/// How many records the tree holds, by its last key; `None`: the key is none of ours.
+pub(super) fn count(tree: &Tree) -> sled::Result<Option<u64>> {
+    Ok(match tree.last()? {
+        None => Some(0),
+        Some((key, _)) => decode_key(&key).map(|(sequence, _)| sequence.saturating_add(1)),
+    })
+}
+
+/// A failure of sled while `doing` something with the store at `path`: damage if it says so, trouble
+/// with the disk otherwise.
+pub(super) fn failed(path: &Path, doing: &str, error: sled::Error) -> JournalError {
+    match error {
+        sled::Error::Corruption { .. } => JournalError::Damaged {
+            path: path.to_owned(),
+            what: format!("{doing}: sled finds corruption"),
+        },
+        other => JournalError::io(doing, other),
+    }
+}
+
+/// Reads the records `0..count` of a run, verifying each. What is being written behind them is not
+/// looked at.
 pub(super) fn read_run(
     path: &Path,
     tree: &Tree,
     run: &RunId,
     count: u64,
-    mut take: impl FnMut(Record),
-) -> Result<Head, JournalError> {
+) -> Result<(Vec<Record>, Head), JournalError> {
     let damaged = |what: String| JournalError::Damaged {
         path: path.to_owned(),
         what,
     };
     let mut head = Head::EMPTY;
+    let mut records = Vec::new();
     let mut bytes: Vec<u8> = Vec::new();
     let mut expected = (0_u64, 0_u32);
     let mut finish = |bytes: &mut Vec<u8>, head: &mut Head| -> Result<(), JournalError> {
         let (record, next) =
-            codec::decode(run, *head, bytes).map_err(|error| from_codec(path.to_owned(), error))?;
-        take(record);
+            codec::decode(run, *head, bytes).map_err(|error| error.of_store(path))?;
+        records.push(record);
         *head = next;
         bytes.clear();
         Ok(())
     };
-    for item in tree.iter() {
-        let (key, chunk) = item.map_err(|error| damaged(format!("run {run}: {error}")))?;
+    for item in tree.range(..record_key(count, 0)) {
+        let (key, chunk) =
+            item.map_err(|error| failed(path, &format!("reading run {run}"), error))?;
         let place = decode_key(&key).ok_or_else(|| damaged(format!("run {run}: an odd key")))?;
         if place.0 == expected.0 + 1 && place.1 == 0 && !bytes.is_empty() {
             finish(&mut bytes, &mut head)?;
@@ -114,5 +136,5 @@ pub(super) fn read_run(
             head.next
         )));
     }
-    Ok(head)
+    Ok((records, head))
 }

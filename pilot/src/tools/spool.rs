@@ -22,6 +22,7 @@ use rustix::{fs::FlockOperation, io::Errno};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::process::{self, ProcessMark};
+use crate::journal::disk;
 
 /// Everything a supervisor needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,16 +114,18 @@ impl Spool {
         &self.folder
     }
 
-    /// Makes the folder and writes the request, unless an earlier try did.
+    /// Makes the folder and writes the request, unless an earlier try did. Both, and the folders of
+    /// the run and of all runs, are on the disk when it returns.
     pub fn request(&self, request: &Request) -> io::Result<()> {
-        if self.read::<Request>("request.json").is_ok() {
-            return Ok(());
+        disk::make_folders(&self.folder)?;
+        if self.read::<Request>("request.json").is_err() {
+            self.write("request.json", request)?;
         }
-        fs::create_dir_all(&self.folder)?;
-        if let Some(root) = self.folder.parent() {
-            sync_folder(root)?;
-        }
-        self.write("request.json", request)
+        // An earlier try may have died between making a name and this.
+        self.folder
+            .ancestors()
+            .take(3)
+            .try_for_each(disk::sync_folder)
     }
 
     /// The request.
@@ -183,7 +186,7 @@ impl Spool {
         remove(&mine)?;
         match linked {
             Ok(()) => {
-                sync_folder(&self.folder)?;
+                disk::sync_folder(&self.folder)?;
                 Ok(Some(Claim { _locked: file }))
             }
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -248,7 +251,7 @@ impl Spool {
         file.write_all(&encode(value)?)?;
         file.sync_all()?;
         fs::rename(&temporary, self.folder.join(name))?;
-        sync_folder(&self.folder)
+        disk::sync_folder(&self.folder)
     }
 
     fn read<T: DeserializeOwned>(&self, name: &str) -> io::Result<T> {
@@ -266,8 +269,4 @@ fn remove(path: &Path) -> io::Result<()> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),
     }
-}
-
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }
