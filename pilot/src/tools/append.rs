@@ -48,7 +48,7 @@ impl Tool for Append {
     fn execute(&self, call: &ToolCall, facts: &Facts, context: &ToolContext) -> Execution {
         let done = DECLARED.arguments(call).and_then(|arguments| {
             let path = arguments.text("path");
-            let (spot, state) = stand(&arguments, facts, context)?;
+            let (spot, state, _) = stand(&arguments, facts, context)?;
             let Facts::File(FileFacts { before, .. }) = facts else {
                 return Err(changed(path));
             };
@@ -68,7 +68,7 @@ impl Tool for Append {
 
     fn inspect(&self, call: &ToolCall, facts: &Facts, context: &ToolContext) -> Standing {
         let looked = DECLARED.arguments(call).and_then(|arguments| {
-            let (spot, state) = stand(&arguments, facts, context)?;
+            let (spot, state, _) = stand(&arguments, facts, context)?;
             Ok((arguments.text("path").to_owned(), spot, state))
         });
         match looked {
@@ -92,11 +92,11 @@ impl Tool for Append {
     ) -> Result<(), ToolOutput> {
         let arguments = DECLARED.arguments(call)?;
         let path = arguments.text("path");
-        let (spot, state) = stand(&arguments, facts, context)?;
+        let (spot, state, len) = stand(&arguments, facts, context)?;
         match (state, facts) {
             (FileState::Torn, Facts::File(FileFacts { before, .. })) => {
                 let old_len = before.as_ref().map(|image| image.len);
-                change::cut_back(&spot, old_len).map_err(|e| failed(path, e))
+                change::cut_back(&spot, len, old_len).map_err(|e| failed(path, e))
             }
             (FileState::Before, _) => Ok(()),
             _ => Err(changed(path)),
@@ -108,11 +108,12 @@ fn find(path: &str, context: &ToolContext) -> Result<Spot, PathError> {
     Workspace::open(&context.workspace)?.find(path, Parents::Expect)
 }
 
+/// The file's place, what became of it, and its length.
 fn stand(
     arguments: &Arguments,
     facts: &Facts,
     context: &ToolContext,
-) -> Result<(Spot, FileState), ToolOutput> {
+) -> Result<(Spot, FileState, u64), ToolOutput> {
     let path = arguments.text("path");
     let Facts::File(facts) = facts else {
         return Err(changed(path));
@@ -120,7 +121,7 @@ fn stand(
     let spot = find(path, context).map_err(|e| failed(path, e))?;
     let now = change::current_bytes(&spot).map_err(|e| failed(path, e))?;
     let state = facts.state_of(now.as_deref(), Some(&arguments.lines("content")));
-    Ok((spot, state))
+    Ok((spot, state, now.map_or(0, |bytes| bytes.len() as u64)))
 }
 
 fn appended(path: &str) -> ToolOutput {
@@ -128,5 +129,5 @@ fn appended(path: &str) -> ToolOutput {
 }
 
 fn changed(path: &str) -> ToolOutput {
-    failed(path, "was changed by someone else; read it again")
+    failed(path, PathError::Changed)
 }

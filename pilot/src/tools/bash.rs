@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::{
     Class, Declaration, Execution, Facts, Standing, Tool, ToolCall, ToolContext, ToolOutput,
     declare::{Arguments, Declared},
-    limit, process,
+    limit, place, process,
     spool::{Ending, ExitRecord, Request, Spool, Status},
     supervisor::{self, MAX_OUTPUT},
 };
@@ -223,11 +223,10 @@ impl Job {
         Ok(ToolOutput::error(format_args!("{why}{alive}{gap}{output}")))
     }
 
-    /// Where the workspace lies is not for the model: its prompt must not depend on it.
     fn without_place(&self, output: &str) -> String {
         match self.request.workspace.to_str() {
-            Some(place) if place.len() > 1 => output.replace(place, "."),
-            _ => output.to_owned(),
+            Some(workspace) => place::hide(output, workspace),
+            None => output.to_owned(),
         }
     }
 }

@@ -58,6 +58,9 @@ pub enum PathError {
     /// Larger than [`MAX_FILE`].
     #[error("file too large")]
     TooLarge,
+    /// It is not what it was when the tool looked at it.
+    #[error("was changed by someone else; read it again")]
+    Changed,
     /// The system refused.
     #[error("{0}")]
     System(&'static str),

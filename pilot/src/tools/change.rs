@@ -1,21 +1,18 @@
 //! The two ways in which a tool changes a file, each on the disk when it returns.
 
-use std::{
-    fs::File,
-    io::{Seek, SeekFrom, Write},
-};
+use std::{fs::File, io::Write};
 
 use rustix::fs::{self, AtFlags, Mode, OFlags};
 
 use super::beneath::{self, Kind, PathError, Spot};
 use crate::driver::failpoint::FailPoints;
 
-/// Adds `added` at the end of the file and waits until it is on the disk. `from` is the
-/// length that the file must have: what a torn write left past it is cut off first.
+/// Adds `added` at the end of the file and waits until it is on the disk. `from` is the length that
+/// the file must have. Nothing is ever cut off or written over: what somebody else adds in the same
+/// moment stays.
 pub fn append(spot: &Spot, from: u64, added: &[u8], fail: &FailPoints) -> Result<(), PathError> {
-    let mut file = spot.open(OFlags::RDWR | OFlags::CREATE)?;
-    file.set_len(from)?;
-    file.seek(SeekFrom::Start(from))?;
+    let mut file = spot.open(OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
+    expect_len(&file, from)?;
     let (first, rest) = added.split_at(added.len() / 2);
     file.write_all(first)?;
     fail.hit("mid-tool");
@@ -63,11 +60,13 @@ pub fn replace(spot: &Spot, content: &[u8], fail: &FailPoints) -> Result<(), Pat
     spot.sync_folder()
 }
 
-/// Undoes a torn append: the file gets its old length back, or goes if it had not existed.
-pub fn cut_back(spot: &Spot, old_len: Option<u64>) -> Result<(), PathError> {
+/// Undoes a torn append that left a file of `torn` bytes: it gets its old length back, or goes if it
+/// had not existed.
+pub fn cut_back(spot: &Spot, torn: u64, old_len: Option<u64>) -> Result<(), PathError> {
+    let file = spot.open(OFlags::RDWR)?;
+    expect_len(&file, torn)?;
     match old_len {
         Some(len) => {
-            let file = spot.open(OFlags::RDWR)?;
             file.set_len(len)?;
             Ok(file.sync_all()?)
         }
@@ -75,6 +74,14 @@ pub fn cut_back(spot: &Spot, old_len: Option<u64>) -> Result<(), PathError> {
             fs::unlinkat(spot.folder(), spot.name(), AtFlags::empty())?;
             spot.sync_folder()
         }
+    }
+}
+
+fn expect_len(file: &File, len: u64) -> Result<(), PathError> {
+    if file.metadata()?.len() == len {
+        Ok(())
+    } else {
+        Err(PathError::Changed)
     }
 }
 
@@ -93,4 +100,42 @@ pub fn current(spot: &Spot) -> Result<Option<Vec<u8>>, PathError> {
         return Ok(None);
     };
     beneath::text(bytes).map(|text| Some(text.into_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::tools::beneath::{Parents, Workspace};
+
+    fn find(folder: &tempfile::TempDir) -> Spot {
+        let workspace = Workspace::open(folder.path()).unwrap();
+        workspace.find("f", Parents::Expect).unwrap()
+    }
+
+    #[test]
+    fn what_somebody_else_wrote_meanwhile_is_kept() {
+        for before in [None, Some("old\n")] {
+            let folder = tempfile::tempdir().unwrap();
+            let old = before.unwrap_or_default();
+            if before.is_some() {
+                fs::write(folder.path().join("f"), old).unwrap();
+            }
+            let spot = find(&folder);
+            let theirs = format!("{old}theirs\n");
+            fs::write(folder.path().join("f"), &theirs).unwrap();
+            let fail = FailPoints::default();
+            let appended = append(&spot, old.len() as u64, b"ours\n", &fail);
+            assert_eq!(appended, Err(PathError::Changed));
+            let read = || fs::read_to_string(folder.path().join("f")).unwrap();
+            assert_eq!(read(), theirs);
+            // What was torn was shorter than what stands there now.
+            let spot = find(&folder);
+            let torn = old.len() as u64 + 2;
+            let old_len = before.map(|old| old.len() as u64);
+            assert_eq!(cut_back(&spot, torn, old_len), Err(PathError::Changed));
+            assert_eq!(read(), theirs);
+        }
+    }
 }

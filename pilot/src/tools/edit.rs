@@ -125,5 +125,5 @@ fn edited(path: &str) -> ToolOutput {
 }
 
 fn changed(path: &str) -> ToolOutput {
-    failed(path, "was changed by someone else; read it again")
+    failed(path, PathError::Changed)
 }

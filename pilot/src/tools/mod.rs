@@ -21,6 +21,7 @@ pub mod facts;
 pub mod finish;
 pub mod limit;
 pub mod ls;
+pub mod place;
 pub mod process;
 pub mod read;
 pub mod spool;
