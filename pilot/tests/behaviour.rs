@@ -231,7 +231,7 @@ async fn another_model_pauses_the_run_until_it_is_accepted() {
     let other = ScriptedBrain::start(script(), options.clone()).unwrap();
     let more = Resume {
         limits: Some(NO_LIMITS),
-        accept_new_fingerprint: false,
+        ..Resume::default()
     };
     let ending = scene
         .resume_with(scene.parts(journal.clone(), &other), more)
@@ -247,6 +247,7 @@ async fn another_model_pauses_the_run_until_it_is_accepted() {
     let accept = Resume {
         limits: Some(NO_LIMITS),
         accept_new_fingerprint: true,
+        ..Resume::default()
     };
     let parts = scene.parts(journal.clone(), &other);
     let ending = scene.resume_with(parts, accept.clone()).await.unwrap();
@@ -274,8 +275,8 @@ async fn another_template_is_never_accepted_since_the_tokens_would_mean_somethin
     };
     let other = ScriptedBrain::start(script(), options).unwrap();
     let accept = Resume {
-        limits: None,
         accept_new_fingerprint: true,
+        ..Resume::default()
     };
     let error = scene
         .resume_with(scene.parts(journal, &other), accept)
@@ -385,7 +386,7 @@ async fn every_budget_pauses_and_more_of_it_goes_on() {
     let resume = |limits| {
         let how = Resume {
             limits: Some(limits),
-            accept_new_fingerprint: false,
+            ..Resume::default()
         };
         scene.resume_with(scene.parts(journal.clone(), &brain), how)
     };
@@ -409,6 +410,80 @@ async fn every_budget_pauses_and_more_of_it_goes_on() {
     let remains = Remains::of(&scene, &*journal);
     assert_eq!(remains.files, expected.files);
     assert_eq!(remains.answers, expected.answers);
+}
+
+/// Waiting for a brain is no work.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_brain_that_is_away_costs_no_time_of_the_run() {
+    let (scene, journal) = (Scene::new(), memory());
+    let options = ScriptedOptions {
+        pace: Duration::from_millis(1),
+        ..ScriptedOptions::default()
+    };
+    let brain = ScriptedBrain::start(script(), options.clone()).unwrap();
+    let address = brain.address();
+    let events = Arc::new(Events::default());
+    let mut parts = scene.parts(journal.clone(), &brain);
+    parts.observer = events.clone();
+    let driver = Driver::create(parts, scene.new_run()).await.unwrap();
+    let running = tokio::spawn(driver.run());
+    events.wait_for(|all| all.iter().any(is_tokens)).await;
+    drop(brain);
+    let waited = |all: &[RunEvent]| -> u64 {
+        all.iter()
+            .map(|event| match event {
+                RunEvent::BrainAway { wait_ms, .. } => *wait_ms,
+                _ => 0,
+            })
+            .sum()
+    };
+    // The last wait may still go on; those before it are over.
+    let away = |all: &[RunEvent]| {
+        all.iter()
+            .filter(|event| matches!(event, RunEvent::BrainAway { .. }))
+            .count()
+    };
+    events.wait_for(|all| away(all) > 5).await;
+    let _brain = come_back(&address, &options).await;
+    events
+        .wait_for(|all| {
+            all.iter()
+                .any(|event| matches!(event, RunEvent::AnswerEnded { .. }))
+        })
+        .await;
+    let first = entries(&scene, &*journal)
+        .into_iter()
+        .find_map(|entry| match entry {
+            Entry::AnswerEnded(ended) => Some(ended.elapsed_ms),
+            _ => None,
+        });
+    let waited = waited(&events.all());
+    assert!(first.unwrap() < waited, "{first:?} of {waited}");
+    running.await.unwrap().unwrap();
+}
+
+/// It is the link that is watched: a brain with a long prompt to read is silent for longer.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_brain_on_a_live_link_is_waited_for() {
+    let (scene, journal) = (Scene::new(), memory());
+    let options = ScriptedOptions {
+        pace: Duration::from_millis(400),
+        ..ScriptedOptions::default()
+    };
+    let brain = ScriptedBrain::start(script(), options).unwrap();
+    let events = Arc::new(Events::default());
+    let mut parts = scene.parts(journal.clone(), &brain);
+    parts.brain = support::client_with(&brain.address(), Duration::from_millis(200));
+    parts.observer = events.clone();
+    let cancel = parts.cancel.clone();
+    let driver = Driver::create(parts, scene.new_run()).await.unwrap();
+    let running = tokio::spawn(driver.run());
+    events
+        .wait_for(|all| all.iter().filter(|event| is_tokens(event)).count() > 2)
+        .await;
+    cancel.cancel();
+    running.await.unwrap().unwrap();
+    assert_eq!((brain.begun(), brain.opened()), (1, 1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -461,6 +536,76 @@ async fn a_stop_while_the_brain_is_away_is_obeyed() {
         paused(running.await.unwrap().unwrap()),
         PauseReason::Stopped
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_context_that_is_too_small_is_raised_by_whoever_resumes() {
+    let (scene, journal) = (Scene::new(), memory());
+    let brain = brain();
+    let driver = Driver::create(scene.parts(journal.clone(), &brain), scene.new_run());
+    drop(driver.await.unwrap());
+    let resume = |limit| {
+        let how = Resume {
+            max_context: Some(limit),
+            ..Resume::default()
+        };
+        scene.resume_with(scene.parts(journal.clone(), &brain), how)
+    };
+    let small = paused(resume(301).await.unwrap());
+    let PauseReason::ContextTooSmall { limit: 301, .. } = &small else {
+        panic!("{small}");
+    };
+    assert!(small.to_string().contains("resume with more --max-context"));
+    for impossible in [65_537, 300] {
+        let error = resume(impossible).await.unwrap_err();
+        assert!(matches!(error, DriverError::Impossible(_)), "{error}");
+    }
+    let ending = resume(1200).await.unwrap();
+    assert_eq!(ending, Ending::Finished("all done".into()));
+    // It is the run's from then on: who resumes need not say it again.
+    let limits: Vec<u32> = entries(&scene, &*journal)
+        .iter()
+        .filter_map(|entry| match entry {
+            Entry::ContextChanged { limit } => Some(*limit),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(limits, [301, 1200]);
+    let remains = Remains::of(&scene, &*journal);
+    assert_eq!(remains.files, undisturbed().await.files);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_takes_less_than_the_one_before_gets_shorter_prompts() {
+    let (scene, journal) = (Scene::new(), memory());
+    let new = NewRun {
+        limits: Limits {
+            steps: 12,
+            ..NO_LIMITS
+        },
+        max_context: 4000,
+        ..scene.new_run()
+    };
+    let first = brain();
+    let parts = scene.parts(journal.clone(), &first);
+    let ending = Driver::create(parts, new).await.unwrap().run().await;
+    assert_eq!(paused(ending.unwrap()), PauseReason::StepBudget);
+    drop(first);
+    let options = ScriptedOptions {
+        fingerprint: "smaller".into(),
+        max_model_len: 1200,
+        ..ScriptedOptions::default()
+    };
+    let smaller = ScriptedBrain::start(script(), options).unwrap();
+    let accept = Resume {
+        limits: Some(NO_LIMITS),
+        accept_new_fingerprint: true,
+        ..Resume::default()
+    };
+    let parts = scene.parts(journal.clone(), &smaller);
+    let ending = scene.resume_with(parts, accept).await.unwrap();
+    assert_eq!(ending, Ending::Finished("all done".into()));
+    assert!(Remains::of(&scene, &*journal).state.totals.prompts > 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

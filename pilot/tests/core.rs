@@ -5,11 +5,12 @@
 
 use pilot::{
     run::{
-        decide::{Effect, MAX_DROPPED, MAX_NUDGES, answer_limit, decide},
+        decide::{Effect, MAX_DROPPED, MAX_NUDGES, answer_limit, decide, results_limit},
         entry::{
             AnswerEnd, AnswerEnded, Created, Entry, Limits, ModelPin, PauseReason, ResultOrigin,
             RunId, SamplingChoice, ToolEnded, ToolIntended, Turn, Usage,
         },
+        prompt::COMPACTION_NOTE,
         state::{Phase, State, Status},
     },
     tools::{Class, Facts, ToolCall, ToolOutput},
@@ -57,15 +58,15 @@ fn ids(count: usize, of: u32) -> Vec<u32> {
     vec![of; count]
 }
 
-/// What the world answers to an effect.
-fn outcome(state: &State, effect: Effect, dice: &mut Dice<'_>) -> Vec<Entry> {
+/// What the world answers to an effect; heads have `head` tokens, and more with a note.
+fn outcome(state: &State, effect: Effect, dice: &mut Dice<'_>, head: usize) -> Vec<Entry> {
     match effect {
         Effect::StartPrompt {
             first_exchange,
             note,
         } => {
             vec![Entry::PromptStarted {
-                head: ids(20 + usize::from(note), 2),
+                head: ids(head + usize::from(note) * COMPACTION_NOTE.len(), 2),
                 first_exchange,
             }]
         }
@@ -112,7 +113,8 @@ fn outcome(state: &State, effect: Effect, dice: &mut Dice<'_>) -> Vec<Entry> {
             vec![result(intent.call, output, origin)]
         }
         Effect::AppendResults(results) => {
-            let count = results.len() * (1 + dice.roll(30) as usize);
+            let count = results.len() * (1 + usize::from(dice.roll(250)));
+            let count = count.min(results_limit(state));
             vec![Entry::MessagesAppended {
                 ids: ids(count, 3),
                 nudge: false,
@@ -143,7 +145,7 @@ fn stream(state: &State, dice: &mut Dice<'_>) -> Vec<Entry> {
     };
     let index = answering.received.len() as u32;
     let room = answer_limit(state) - index;
-    let more = ids((dice.roll(12) as usize).min(room as usize), 5);
+    let more = ids(usize::from(dice.roll(250)).min(room as usize), 5);
     if dice.roll(3) == 0 {
         return vec![Entry::TokensReceived { index, ids: more }];
     }
@@ -204,7 +206,7 @@ proptest! {
         let mut state = State::fold(&entries).unwrap();
         for round in 1..300 {
             let effect = decide(&state);
-            let mut next = outcome(&state, effect.clone(), &mut dice);
+            let mut next = outcome(&state, effect.clone(), &mut dice, 20);
             if effect == Effect::Rest {
                 if matches!(state.status, Status::Finished(_)) {
                     break;
@@ -233,12 +235,44 @@ proptest! {
         }
     }
 
+    /// However long its answers and their results are, and however large its head.
+    #[test]
+    fn a_run_with_room_for_two_answers_never_wants_context(
+        rolls in proptest::collection::vec(any::<u8>(), 0..900),
+        limit in 300_u32..900,
+        share in 0_usize..=100,
+    ) {
+        let mut dice = Dice(rolls.iter());
+        let reserve = 60;
+        let largest = limit as usize - COMPACTION_NOTE.len() - 2 * reserve as usize - 40;
+        let head = largest * share / 100;
+        let mut state = State::fold(&[Entry::Created(Box::new(created(limit, reserve)))]).unwrap();
+        for _ in 0..300 {
+            let effect = decide(&state);
+            let mut next = outcome(&state, effect.clone(), &mut dice, head);
+            if effect == Effect::Rest {
+                match &state.status {
+                    Status::Finished(_) => break,
+                    Status::Paused(reason) => prop_assert!(
+                        !matches!(reason, PauseReason::ContextTooSmall { .. }),
+                        "{} with a head of {} in {}", reason, head, limit
+                    ),
+                    Status::Running => {}
+                }
+                next = vec![Entry::Resumed { limits: LIMITS, model: None }];
+            }
+            for entry in &next {
+                prop_assert_eq!(state.apply(entry), Ok(()), "{} after {:?}", entry.name(), effect);
+            }
+        }
+    }
+
     #[test]
     fn a_context_too_small_pauses_instead_of_looping(limit in 60_u32..90) {
         let mut entries = vec![Entry::Created(Box::new(created(limit, 59)))];
         let mut state = State::fold(&entries).unwrap();
         for _ in 0..10 {
-            let next = outcome(&state, decide(&state), &mut Dice([].iter()));
+            let next = outcome(&state, decide(&state), &mut Dice([].iter()), 20);
             for entry in &next {
                 state.apply(entry).unwrap();
             }

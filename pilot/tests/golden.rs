@@ -265,6 +265,26 @@ fn version_2_adds_how_answers_are_asked_for() {
 }
 
 #[test]
+fn version_3_adds_another_context_limit() {
+    let entry = Entry::ContextChanged { limit: 300 };
+    let stamp = Stamp {
+        epoch: 1,
+        wall_ms: 1_767_225_600_000,
+    };
+    let (bytes, _) = encode(&run(), Head::EMPTY, stamp, &entry).unwrap();
+    assert_eq!((bytes[5], hex(&bytes[84..87])), (3, "0cac02".into()));
+    let (record, _) = decode(&run(), Head::EMPTY, &bytes).unwrap();
+    assert_eq!(record.entry, entry);
+    let mut state = State::fold(&history()[..2]).unwrap();
+    assert_eq!(state.context_limit(), 4096);
+    state.apply(&entry).unwrap();
+    assert_eq!(state.context_limit(), 300);
+    // The model takes no more than it takes.
+    state.apply(&Entry::ContextChanged { limit: 9000 }).unwrap();
+    assert_eq!(state.context_limit(), 4096);
+}
+
+#[test]
 fn the_history_folds_into_the_state_it_always_did() {
     let history = history();
     let state = State::fold(&history).unwrap();

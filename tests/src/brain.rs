@@ -97,7 +97,11 @@ impl Brain {
     /// A channel with another token, or none.
     pub fn channel_with(&self, token: Option<Token>) -> BrainChannel {
         let addr: RemoteAddr = self.addr.parse().unwrap();
-        channel(&addr, ConnectOptions { token, tls: None }).unwrap()
+        let options = ConnectOptions {
+            token,
+            ..ConnectOptions::default()
+        };
+        channel(&addr, options).unwrap()
     }
 
     /// A client of it.

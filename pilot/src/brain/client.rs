@@ -33,8 +33,8 @@ pub struct BrainOptions {
     pub token_file: Option<PathBuf>,
     /// PEM file with the authority of an `https` brain.
     pub ca_file: Option<PathBuf>,
-    /// A stream without an event for this long is opened anew. That costs nothing but a call: the
-    /// brain goes on computing, and the cursor is kept.
+    /// A link without a sign of life for this long is given up and made anew. A stream may be silent
+    /// for longer, while its brain works on a long prompt: it is the link that is asked.
     pub silence: Duration,
 }
 
@@ -83,10 +83,7 @@ pub struct AnswerSpec {
 #[derive(Clone, Debug)]
 pub enum AnswerEvent {
     /// It is being computed.
-    Started {
-        /// The brain knew it before.
-        attached: bool,
-    },
+    Started,
     /// Tokens.
     Tokens {
         /// Index of the first.
@@ -122,7 +119,6 @@ pub enum AnswerEvent {
 pub struct BrainClient {
     address: String,
     grpc: GrpcClient<BrainChannel>,
-    silence: Duration,
 }
 
 impl BrainClient {
@@ -140,6 +136,7 @@ impl BrainClient {
         let connect = ConnectOptions {
             token: token.map_err(|error| config(&error))?,
             tls: tls.map_err(|error| config(&error))?,
+            silence: Some(options.silence),
         };
         let channel = net::channel(&address, connect).map_err(|error| config(&error))?;
         let grpc = GrpcClient::new(channel)
@@ -148,7 +145,6 @@ impl BrainClient {
         Ok(Self {
             address: address.to_string(),
             grpc,
-            silence: options.silence,
         })
     }
 
@@ -292,21 +288,13 @@ impl AnswerStream {
     /// The next event. Tokens come in index order without gap or repetition; anything else is an
     /// error. A stream that ends before the answer does is an error too: attach again.
     pub async fn next(&mut self) -> Result<AnswerEvent, BrainError> {
-        let silence = self.client.silence;
-        let event = match timeout(silence, self.stream.message()).await {
-            Err(_) => {
-                return Err(self
-                    .client
-                    .away(format!("silent for {} s", silence.as_secs())));
-            }
-            Ok(Err(status)) => return Err(self.client.failure(&status)),
-            Ok(Ok(None)) => return Err(self.client.away("the stream ended early")),
-            Ok(Ok(Some(event))) => event.event,
+        let event = match self.stream.message().await {
+            Err(status) => return Err(self.client.failure(&status)),
+            Ok(None) => return Err(self.client.away("the stream ended early")),
+            Ok(Some(event)) => event.event,
         };
         match event {
-            Some(wire::generate_event::Event::Started(started)) => Ok(AnswerEvent::Started {
-                attached: started.attached,
-            }),
+            Some(wire::generate_event::Event::Started(_)) => Ok(AnswerEvent::Started),
             Some(wire::generate_event::Event::Tokens(tokens)) => self.take(tokens),
             Some(wire::generate_event::Event::Finished(finished)) => self.end(finished),
             None => Err(self.client.protocol("an event of an unknown kind")),

@@ -33,19 +33,21 @@ enum Broke {
 impl Driver {
     /// Reads the answer in the making to its end and commits it.
     pub(super) async fn stream(&mut self) -> Result<(), Halt> {
-        let began = Instant::now();
+        // A brain that is away costs no time of the run: only open streams count.
+        let mut streamed = Duration::ZERO;
         let mut attempts = Attempts::default();
         // Grows when the brain gave a generation up: the next one has another name, and by the
         // brain's promise the same tokens.
         let mut incarnation = 0;
         loop {
             let had = self.received();
-            let broke = self.stream_once(incarnation, began).await?;
+            let broke = self.stream_once(incarnation, &mut streamed).await?;
             if self.received() > had {
                 attempts.progress();
             }
             match broke {
-                Broke::Ended(ended, stop_token) => {
+                Broke::Ended(mut ended, stop_token) => {
+                    ended.elapsed_ms = streamed.as_millis() as u64;
                     return self.complete(*ended, stop_token).await;
                 }
                 Broke::Lost(error) => self.after_failure(error, &mut attempts).await?,
@@ -61,7 +63,12 @@ impl Driver {
         answering(self.state()).map_or(0, |answering| answering.received.len())
     }
 
-    async fn stream_once(&mut self, incarnation: u32, began: Instant) -> Result<Broke, Halt> {
+    /// Opens the stream and reads it; adds the time for which it was open to `streamed`.
+    async fn stream_once(
+        &mut self,
+        incarnation: u32,
+        streamed: &mut Duration,
+    ) -> Result<Broke, Halt> {
         let cancel = self.parts.cancel.clone();
         let spec = self.spec(incarnation);
         let opened = tokio::select! {
@@ -77,8 +84,9 @@ impl Driver {
             prompt_tokens: spec.prompt.len() as u32,
             continued_from: spec.received.len() as u32,
         });
-        let mut pending = Vec::new();
-        let read = self.read(&mut stream, &mut pending, began).await;
+        let (mut pending, opened) = (Vec::new(), Instant::now());
+        let read = self.read(&mut stream, &mut pending).await;
+        *streamed += opened.elapsed();
         if let Ok(Broke::Ended(..)) = &read {
             return read;
         }
@@ -92,7 +100,6 @@ impl Driver {
         &mut self,
         stream: &mut AnswerStream,
         pending: &mut Vec<u32>,
-        began: Instant,
     ) -> Result<Broke, Halt> {
         let cancel = self.parts.cancel.clone();
         let mut due = tokio::time::Instant::now() + FLUSH_EVERY;
@@ -109,7 +116,7 @@ impl Driver {
             match event {
                 Err(error) => return Ok(Broke::Lost(error)),
                 Ok(AnswerEvent::Failed(reason)) => return Ok(Broke::Failed(reason)),
-                Ok(AnswerEvent::Started { .. }) => {}
+                Ok(AnswerEvent::Started) => {}
                 Ok(AnswerEvent::Tokens {
                     index,
                     ids,
@@ -153,7 +160,8 @@ impl Driver {
                         end,
                         turn,
                         usage,
-                        elapsed_ms: began.elapsed().as_millis() as u64,
+                        // Whoever opened the streams knows it.
+                        elapsed_ms: 0,
                     };
                     return Ok(Broke::Ended(Box::new(ended), stop_token));
                 }

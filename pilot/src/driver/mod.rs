@@ -112,6 +112,8 @@ pub struct NewRun {
 pub struct Resume {
     /// New limits; `None`: as they were.
     pub limits: Option<Limits>,
+    /// New context limit in tokens, 0 as for [`NewRun::max_context`]; `None`: as it was.
+    pub max_context: Option<u32>,
     /// Go on with another model than the run is bound to.
     pub accept_new_fingerprint: bool,
 }
@@ -269,14 +271,28 @@ impl Driver {
             Err(Halt::Stop) => return self.pause(PauseReason::Stopped).await,
             Err(Halt::Pause(reason)) => return self.pause(reason).await,
         };
-        let resumed = Entry::Resumed { limits, model };
-        self.ledger
-            .commit(vec![resumed], Durability::Synced)
-            .await?;
+        let context = self.newly_limited(resume.max_context, model.as_ref())?;
+        let mut entries = vec![Entry::Resumed { limits, model }];
+        entries.extend(context.map(|limit| Entry::ContextChanged { limit }));
+        self.ledger.commit(entries, Durability::Synced).await?;
         if !same_tools {
             self.pause(PauseReason::OtherTools).await?;
         }
         Ok(())
+    }
+
+    /// The context limit from now on, if it is another than before.
+    fn newly_limited(
+        &self,
+        asked: Option<u32>,
+        model: Option<&ModelPin>,
+    ) -> Result<Option<u32>, DriverError> {
+        let Some(asked) = asked else { return Ok(None) };
+        let created = &self.state().created;
+        let model = model.unwrap_or(&created.model);
+        let limit = context_limit(asked, model.max_model_len)?;
+        expect_reserve(created.answer_reserve, limit)?;
+        Ok((limit != created.context_limit).then_some(limit))
     }
 
     /// The model the run is bound to from now on, if the user accepts another and it is another.
@@ -331,7 +347,7 @@ impl Driver {
             goal: state.created.goal.clone(),
             resumed: self.resume.is_some(),
             totals: state.totals,
-            context_limit: state.created.context_limit,
+            context_limit: state.context_limit(),
         });
     }
 
@@ -371,29 +387,39 @@ pub async fn plan(
     Ok(created)
 }
 
+/// The context limit of a run that asked for `asked`, 0 for none, with a model that takes `most`.
+fn context_limit(asked: u32, most: u32) -> Result<u32, DriverError> {
+    match asked {
+        0 => Ok(most.min(DEFAULT_CONTEXT)),
+        asked if asked > most => Err(DriverError::Impossible(format!(
+            "--max-context {asked}: the model takes {most} at most"
+        ))),
+        asked => Ok(asked),
+    }
+}
+
+fn expect_reserve(reserve: u32, limit: u32) -> Result<(), DriverError> {
+    if reserve < limit {
+        return Ok(());
+    }
+    Err(DriverError::Impossible(format!(
+        "room of {reserve} tokens for an answer leaves nothing of a context of {limit}; change \
+         --max-context or --answer-reserve"
+    )))
+}
+
 fn created(tools: &Toolbox, new: NewRun, model: &Model) -> Result<Created, DriverError> {
-    let impossible = |text: String| Err(DriverError::Impossible(text));
-    let context_limit = match new.max_context {
-        0 => model.max_model_len.min(DEFAULT_CONTEXT),
-        asked if asked > model.max_model_len => {
-            let most = model.max_model_len;
-            return impossible(format!(
-                "--max-context {asked}: the model takes {most} at most"
-            ));
-        }
-        asked => asked,
-    };
+    let context_limit = context_limit(new.max_context, model.max_model_len)?;
     let answer_reserve = match new.answer_reserve {
         0 => (context_limit / 16).clamp(256, 8192),
         asked => asked,
     };
-    if answer_reserve >= context_limit {
-        return impossible(format!(
-            "--answer-reserve {answer_reserve} leaves nothing of a context of {context_limit}"
-        ));
-    }
+    expect_reserve(answer_reserve, context_limit)?;
     let Some(workspace) = new.workspace.to_str() else {
-        return impossible(format!("workspace {}: not UTF-8", new.workspace.display()));
+        let place = new.workspace.display();
+        return Err(DriverError::Impossible(format!(
+            "workspace {place}: not UTF-8"
+        )));
     };
     Ok(Created {
         run: new.run,

@@ -8,6 +8,7 @@ use crate::{
     brain::BrainError,
     journal::Durability,
     run::{
+        decide::results_limit,
         entry::{Created, Entry, Turn},
         event::RunEvent,
         prompt::{self, COMPACTION_NOTE, NUDGE},
@@ -16,7 +17,7 @@ use crate::{
     tools::{ToolCall, ToolOutput, Toolbox},
 };
 
-/// Tries at shortening results that do not fit into half the context.
+/// Tries at shortening results that do not fit into the room for them.
 const SHORTENINGS: u32 = 8;
 
 impl Driver {
@@ -47,7 +48,7 @@ impl Driver {
         &mut self,
         results: Vec<(ToolCall, ToolOutput)>,
     ) -> Result<(), Halt> {
-        let cap = self.state().created.context_limit as usize / 2;
+        let cap = results_limit(self.state());
         let mut longest = usize::MAX;
         for attempt in 0.. {
             let messages = results

@@ -4,6 +4,7 @@ use super::{
     budget,
     entry::{AnswerEnd, PauseReason, ToolIntended},
     prompt::hash_ids,
+    room::Room,
     seed::answer_seed,
     state::{Answered, Answering, Phase, State, Status},
 };
@@ -90,9 +91,9 @@ fn next_answer(state: &State) -> Effect {
             _ => PauseReason::AnswersTooLong,
         });
     }
-    let (limit, reserve) = (state.created.context_limit, state.created.answer_reserve);
+    let (limit, reserve) = (state.context_limit(), state.created.answer_reserve);
     if state.prompt.is_full(limit, reserve) {
-        let first_exchange = state.prompt.keep_from(limit);
+        let first_exchange = state.prompt.keep_from(Room::of(state).kept());
         if first_exchange == state.prompt.first {
             // Nothing can be left out: a new prompt would be no shorter.
             let needed = saturate(state.prompt.len() + reserve as usize);
@@ -150,13 +151,18 @@ fn after_answer(state: &State, answered: &Answered) -> Effect {
     Effect::Nudge
 }
 
-/// Tokens an answer may have: what the context still holds after the prompt.
+/// Tokens an answer may have after the prompt in use.
 pub fn answer_limit(state: &State) -> u32 {
-    state
-        .created
-        .context_limit
-        .saturating_sub(saturate(state.prompt.len()))
-        .max(1)
+    saturate(Room::of(state).answer(state.prompt.len()))
+}
+
+/// Tokens that the results of an answer's calls may have.
+pub fn results_limit(state: &State) -> usize {
+    let answer = match &state.phase {
+        Phase::Answered(answered) => answered.tokens.len(),
+        _ => 0,
+    };
+    Room::of(state).results(answer)
 }
 
 /// The answer in the making, if there is one.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::tools::{Class, Facts, ToolCall, ToolOutput};
 
 /// Newest version of the encoding of [`Entry`]; each kind says which it came with.
-pub const ENTRY_VERSION: u8 = 2;
+pub const ENTRY_VERSION: u8 = 3;
 
 /// Name of a run: 1 to 64 characters of `a-z`, `0-9` and `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -172,7 +172,7 @@ pub struct AnswerEnded {
     pub turn: Turn,
     /// What it cost.
     pub usage: Usage,
-    /// Time this pilot waited for it.
+    /// Time for which this pilot had its stream open.
     pub elapsed_ms: u64,
 }
 
@@ -322,6 +322,11 @@ pub enum Entry {
     /// Answers are kept to calls of the run's tools, with arguments that these take. Right after
     /// `Created` or not at all: what is asked for does not change under a run.
     CallsConstrained,
+    /// Whoever took the run up gave it another context limit.
+    ContextChanged {
+        /// Prompt and answer together, in tokens, at most, from now on.
+        limit: u32,
+    },
 }
 
 impl Entry {
@@ -329,6 +334,7 @@ impl Entry {
     /// told so.
     pub fn version(&self) -> u8 {
         match self {
+            Self::ContextChanged { .. } => 3,
             Self::CallsConstrained => 2,
             _ => 1,
         }
@@ -349,6 +355,7 @@ impl Entry {
             Self::Resumed { .. } => "resumed",
             Self::Finished { .. } => "finished",
             Self::CallsConstrained => "calls-constrained",
+            Self::ContextChanged { .. } => "context-changed",
         }
     }
 }
@@ -379,7 +386,7 @@ impl fmt::Display for PauseReason {
             Self::AnswersTooLong => {
                 write!(
                     f,
-                    "several answers in a row ran into the token limit; raise --max-context"
+                    "several answers in a row ran into the token limit; resume with more --max-context"
                 )
             }
             Self::Repetition(call) => {
@@ -387,7 +394,7 @@ impl fmt::Display for PauseReason {
             }
             Self::ContextTooSmall { needed, limit } => write!(
                 f,
-                "the prompt needs {needed} tokens and {limit} are allowed; raise --max-context"
+                "the prompt needs {needed} tokens and {limit} are allowed; resume with more --max-context"
             ),
             Self::OtherModel { expected, found } => write!(
                 f,

@@ -86,7 +86,7 @@ pub enum RunEvent {
         content: String,
         /// Calls in it.
         calls: u32,
-        /// Time this pilot waited for it.
+        /// Time for which this pilot had its stream open.
         elapsed_ms: u64,
     },
     /// A call's intent is committed; it runs now.

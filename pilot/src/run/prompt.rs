@@ -77,10 +77,9 @@ impl Prompt {
         self.len() + reserve as usize > limit as usize
     }
 
-    /// The oldest exchange that a compacted prompt keeps: the newest ones that fit into a quarter of
-    /// the limit together, at least one.
-    pub fn keep_from(&self, limit: u32) -> u64 {
-        let room = limit as usize / 4;
+    /// The oldest exchange that a compacted prompt keeps: the newest ones that fit into `room` tokens
+    /// together, at least one.
+    pub fn keep_from(&self, room: usize) -> u64 {
         let mut used = 0;
         let mut kept = 0;
         for exchange in self.exchanges.iter().rev() {
@@ -166,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_limit_is_kept_and_at_least_one_exchange() {
-        // A quarter of 400 is 100: 60 + 40 fit exactly, one more token does not.
-        assert_eq!(prompt(10, &[50, 60, 40]).keep_from(400), 6);
-        assert_eq!(prompt(10, &[50, 61, 40]).keep_from(400), 7);
-        assert_eq!(prompt(10, &[50, 60, 300]).keep_from(400), 7);
-        assert_eq!(prompt(10, &[]).keep_from(400), 5);
+    fn what_fits_is_kept_and_at_least_one_exchange() {
+        // 60 + 40 fit exactly, one more token does not.
+        assert_eq!(prompt(10, &[50, 60, 40]).keep_from(100), 6);
+        assert_eq!(prompt(10, &[50, 61, 40]).keep_from(100), 7);
+        assert_eq!(prompt(10, &[50, 60, 300]).keep_from(100), 7);
+        assert_eq!(prompt(10, &[]).keep_from(100), 5);
     }
 
     #[test]
@@ -192,7 +191,7 @@ mod tests {
         #[test]
         fn a_restart_keeps_tokens_verbatim(
             lens in proptest::collection::vec((0_usize..20, 0_usize..20), 1..30),
-            limit in 1_u32..400,
+            room in 0_usize..100,
         ) {
             let exchanges: VecDeque<Exchange> = lens
                 .iter()
@@ -203,13 +202,13 @@ mod tests {
                 })
                 .collect();
             let old = Prompt { head: vec![7, 7], first: 3, exchanges };
-            let first = old.keep_from(limit);
+            let first = old.keep_from(room);
             prop_assert!(first < old.next_exchange());
             let new = old.restart(vec![8], first).unwrap();
             prop_assert!(old.tokens().ends_with(&new.tokens()[1..]));
             prop_assert_eq!(new.next_exchange(), old.next_exchange());
             let kept = new.len() - 1;
-            prop_assert!(kept <= limit as usize / 4 || new.exchanges.len() == 1);
+            prop_assert!(kept <= room || new.exchanges.len() == 1);
         }
 
         #[test]

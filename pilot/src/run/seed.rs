@@ -18,9 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn seeds_are_pinned_and_differ_in_every_argument() {
-        // Journals of earlier versions hold these values.
-        assert_eq!(answer_seed(7, 3, 0), answer_seed(7, 3, 0));
+    fn seeds_differ_in_every_argument() {
         let seeds = [
             answer_seed(0, 0, 0),
             answer_seed(1, 0, 0),

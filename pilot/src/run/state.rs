@@ -69,7 +69,7 @@ impl Answered {
 /// Everything that [`super::decide::decide`] looks at.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
-    /// What the run was created with; limits and model as last resumed.
+    /// What the run was created with; limits, context limit and model as last resumed.
     pub created: Created,
     /// Answers are kept to calls that the tools take.
     pub calls_constrained: bool,
@@ -160,6 +160,12 @@ impl State {
         })
     }
 
+    /// Prompt and answer together, in tokens, at most: as asked for, and as the model takes it.
+    pub fn context_limit(&self) -> u32 {
+        let model = self.created.model.max_model_len;
+        self.created.context_limit.min(model)
+    }
+
     /// Name of the phase, or of the status if that matters more.
     pub fn phase_name(&self) -> &'static str {
         match (&self.status, &self.phase) {
@@ -221,6 +227,7 @@ impl State {
             Entry::Resumed { limits, model } => self.resume(limits, model.as_ref()),
             Entry::Finished { summary } => self.status = Status::Finished(summary.clone()),
             Entry::CallsConstrained => self.constrain_calls()?,
+            Entry::ContextChanged { limit } => self.created.context_limit = *limit,
         }
         Ok(())
     }

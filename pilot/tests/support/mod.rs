@@ -196,11 +196,16 @@ impl Scene {
 }
 
 pub(crate) fn client(address: &str) -> BrainClient {
+    client_with(address, Duration::from_secs(60))
+}
+
+/// A client that gives a link up after this long without a sign of life.
+pub(crate) fn client_with(address: &str, silence: Duration) -> BrainClient {
     BrainClient::new(&BrainOptions {
         address: address.to_owned(),
         token_file: None,
         ca_file: None,
-        silence: Duration::from_secs(60),
+        silence,
     })
     .unwrap()
 }
@@ -261,7 +266,7 @@ fn settled(answers: Vec<AnswerLog>) -> Vec<AnswerLog> {
 }
 
 pub(crate) fn entries(scene: &Scene, journal: &dyn Journal) -> Vec<Entry> {
-    let records = journal.load(&scene.run, 0).unwrap();
+    let records = journal.load(&scene.run).unwrap();
     records.into_iter().map(|record| record.entry).collect()
 }
 

@@ -111,6 +111,9 @@ pub struct ConnectOptions {
     pub token: Option<Token>,
     /// Needed for `https`, refused otherwise.
     pub tls: Option<ClientTlsConfig>,
+    /// A link over which the peer's HTTP/2 says nothing for this long, though asked, is given up and
+    /// its calls fail; `None`: 25 seconds.
+    pub silence: Option<Duration>,
 }
 
 /// A channel whose calls carry the token and the trace context.
@@ -130,13 +133,17 @@ pub fn channel(addr: &RemoteAddr, options: ConnectOptions) -> Result<BrainChanne
         RemoteAddr::Tls(authority) => format!("https://{authority}"),
         RemoteAddr::Unix(path) => format!("unix:{path}"),
     };
+    let (ask_after, wait) = match options.silence {
+        Some(silence) => (silence / 2, silence / 2),
+        None => (KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT),
+    };
     let mut endpoint = Endpoint::from_shared(uri)
         .map_err(|_| ConnectError::Syntax(addr.to_string()))?
         .connect_timeout(CONNECT_TIMEOUT)
         .tcp_nodelay(true)
         .tcp_keepalive(Some(TCP_KEEPALIVE))
-        .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-        .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+        .http2_keep_alive_interval(ask_after)
+        .keep_alive_timeout(wait)
         .keep_alive_while_idle(true);
     match (addr, options.tls) {
         (RemoteAddr::Tls(_), Some(tls)) => {
@@ -222,7 +229,11 @@ mod tests {
         let secure: RemoteAddr = "https://localhost:1".parse().unwrap();
         let plain: RemoteAddr = "localhost:1".parse().unwrap();
         assert!(channel(&secure, ConnectOptions::default()).is_err());
-        assert!(channel(&plain, ConnectOptions { tls, token: None }).is_err());
+        let with_tls = ConnectOptions {
+            tls,
+            ..ConnectOptions::default()
+        };
+        assert!(channel(&plain, with_tls).is_err());
     }
 
     /// Serves health behind the guard until the token is cancelled; returns the address.
@@ -290,6 +301,7 @@ mod tests {
             let options = |token| ConnectOptions {
                 token,
                 tls: tls.clone(),
+                silence: None,
             };
             check(&addr, options(Some(good.clone()))).await.unwrap();
             for refused in [None, Some(bad.clone())] {
@@ -297,6 +309,20 @@ mod tests {
                 assert_eq!(status.code(), Code::Unauthenticated, "{addr}: {status}");
             }
         }
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_falls_silent_is_the_call_s_error() {
+        // The system takes the connection, and nobody ever reads from it.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let options = ConnectOptions {
+            silence: Some(Duration::from_millis(100)),
+            ..ConnectOptions::default()
+        };
+        let address = silent.local_addr().unwrap().to_string();
+        let status = check(&address, options).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable, "{status}");
+        assert_eq!(crate::status::retry(&status), crate::status::Retry::Later);
     }
 
     #[tokio::test]
