@@ -57,6 +57,8 @@ pub enum Command {
     List(ListArgs),
     /// Show a run
     Show(ShowArgs),
+    /// Remove a finished run and its journal, for good
+    Remove(RemoveArgs),
     /// Watch a marathon survive being killed (no GPU, no download, no configuration)
     Demo(DemoArgs),
     /// Run one shell command; started by pilot itself
@@ -110,7 +112,7 @@ pub struct BrainArgs {
     /// PEM file with the certificate authority of an https brain
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// Seconds without a sign of life after which the link is made anew [default: 20]
+    /// Seconds without a sign of life from the link after which it is made anew [default: 20]
     #[arg(long, value_name = "S")]
     pub link_timeout: Option<u64>,
 }
@@ -230,6 +232,9 @@ pub struct ResumeArgs {
     /// Go on although the brain serves another model; its tokens will differ
     #[arg(long)]
     pub accept_new_fingerprint: bool,
+    /// Context in tokens from now on [default: as before]
+    #[arg(long, value_name = "N")]
+    pub max_context: Option<u32>,
     /// How to reach the brain.
     #[command(flatten)]
     pub brain: BrainArgs,
@@ -266,6 +271,16 @@ pub struct ShowArgs {
     /// Everything that was said and done
     #[arg(long, group = "form")]
     pub transcript: bool,
+}
+
+/// `pilot remove`
+#[derive(Debug, Args)]
+pub struct RemoveArgs {
+    /// Which run
+    pub run: String,
+    /// Remove it although it is not finished, or damaged
+    #[arg(long)]
+    pub unfinished: bool,
 }
 
 /// `pilot demo`

@@ -1,6 +1,8 @@
 //! What each subcommand does.
 
 mod history;
+mod outside;
+mod remove;
 mod run;
 mod store;
 
@@ -64,6 +66,7 @@ fn dispatch(cli: Cli) -> Result<u8, Error> {
     match cli.command {
         Command::List(args) => history::list(&config, &args),
         Command::Show(args) => history::show(&config, &args),
+        Command::Remove(args) => remove::remove(&config, &args),
         Command::Run(args) => on_runtime(&config, |shutdown| run::run(&config, *args, shutdown)),
         Command::Resume(args) => {
             on_runtime(&config, |shutdown| run::resume(&config, *args, shutdown))
@@ -95,6 +98,18 @@ where
     // A tool that is still at work must not hold up the end; its outcome is settled on resuming.
     runtime.shutdown_background();
     ended
+}
+
+/// Runs blocking `work` beside the async threads, so that a second signal ends the program even while
+/// a disk or a terminal does not answer.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let stopped = |source: tokio::task::JoinError| Error::Io {
+        what: "internal error".to_owned(),
+        source: source.into(),
+    };
+    tokio::task::spawn_blocking(work).await.map_err(stopped)?
 }
 
 fn logs(config: &Config) -> Result<Guard, Error> {

@@ -10,7 +10,10 @@ use std::{
 
 use marathon_proto::shutdown::Shutdown;
 
-use super::store::{self, Stored};
+use super::{
+    blocking, outside,
+    store::{self, Stored},
+};
 use crate::{
     brain::client::{BrainClient, BrainOptions},
     cli::{Budgets, FailArgs, ResumeArgs, RunArgs},
@@ -31,7 +34,7 @@ const LONGEST_GOAL: u64 = 1 << 20;
 
 pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> Result<u8, Error> {
     let workspace = workspace(&args.workspace)?;
-    outside(&config.store, &workspace)?;
+    outside::check(&config.store, &workspace)?;
     let wanted = args
         .run
         .as_deref()
@@ -39,7 +42,10 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
         .transpose()
         .map_err(Error::Usage)?;
     let known = match &wanted {
-        Some(run) => existing(config, run)?,
+        Some(run) => {
+            let (config, run) = (config.clone(), run.clone());
+            blocking(move || existing(&config, &run)).await?
+        }
         None => None,
     };
     if let Some((journal, run)) = known {
@@ -51,13 +57,14 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
         let how = Going {
             budgets: &args.budgets,
             accept_new_fingerprint: false,
+            max_context: args.sampling.max_context,
             mode: args.view.mode(),
             fail: args.fail,
         };
         return go_on(config, journal, run, how, shutdown).await;
     }
     let sampling = sampling(config)?;
-    let goal = goal(args.goal)?;
+    let goal = blocking(move || goal(args.goal)).await?;
     let brain = brain(config)?;
     let tools = tools::toolbox(config.allow_bash);
     let run = wanted.map_or_else(new_name, Ok)?;
@@ -80,7 +87,9 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
     };
     // Before the store is made: a brain that is away, or a run that cannot be, leaves nothing behind.
     driver::plan(&brain, &tools, new.clone()).await?;
-    let journal = Arc::new(SledJournal::open_or_create(&config.store)?);
+    let store = config.store.clone();
+    let journal = blocking(move || Ok(SledJournal::open_or_create(&store)?)).await?;
+    let journal = Arc::new(journal);
     let _share = share(&journal);
     let screen = Arc::new(Screen::new(args.view.mode().view()));
     let parts = Parts {
@@ -96,7 +105,7 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
         Ok(driver) => driver.run().await,
         Err(error) => Err(error),
     };
-    screen.close();
+    close(screen).await?;
     Ok(say_end(&run, ended?))
 }
 
@@ -105,14 +114,20 @@ pub(super) async fn resume(
     args: ResumeArgs,
     shutdown: Shutdown,
 ) -> Result<u8, Error> {
-    let journal = store::open(config)?;
-    let run = match &args.run {
-        Some(text) => store::named(text)?,
-        None => latest(config, &journal)?,
-    };
+    let (settings, named) = (config.clone(), args.run.clone());
+    let (journal, run) = blocking(move || {
+        let journal = store::open(&settings)?;
+        let run = match named {
+            Some(text) => store::named(&text)?,
+            None => latest(&settings, &journal)?,
+        };
+        Ok((journal, run))
+    })
+    .await?;
     let how = Going {
         budgets: &args.budgets,
         accept_new_fingerprint: args.accept_new_fingerprint,
+        max_context: args.max_context,
         mode: args.view.mode(),
         fail: args.fail,
     };
@@ -122,6 +137,7 @@ pub(super) async fn resume(
 struct Going<'a> {
     budgets: &'a Budgets,
     accept_new_fingerprint: bool,
+    max_context: Option<u32>,
     mode: Mode,
     fail: FailArgs,
 }
@@ -133,10 +149,16 @@ async fn go_on(
     how: Going<'_>,
     shutdown: Shutdown,
 ) -> Result<u8, Error> {
-    let stored = Stored::load(config, &journal, &run)?;
+    let (settings, name) = (config.clone(), run.clone());
+    let (journal, stored) = blocking(move || {
+        let stored = Stored::load(&settings, &journal, &name)?;
+        Ok((journal, stored))
+    })
+    .await?;
     let created = &stored.state.created;
     if !matches!(stored.state.status, Status::Finished(_)) {
-        workspace(Path::new(&created.workspace))?;
+        let workspace = workspace(Path::new(&created.workspace))?;
+        outside::check(&config.store, &workspace)?;
     }
     let limits = how.budgets.any().then(|| Limits {
         steps: how.budgets.max_steps.unwrap_or(created.limits.steps),
@@ -161,13 +183,14 @@ async fn go_on(
     };
     let resume = Resume {
         limits,
+        max_context: how.max_context,
         accept_new_fingerprint: how.accept_new_fingerprint,
     };
     let ended = match Driver::open(parts, run.clone(), resume).await {
         Ok(driver) => driver.run().await,
         Err(error) => Err(error),
     };
-    screen.close();
+    close(screen).await?;
     Ok(say_end(&run, ended?))
 }
 
@@ -177,6 +200,15 @@ fn share(journal: &Arc<SledJournal>) -> Option<Share> {
     Share::start(journal)
         .inspect_err(|error| tracing::warn!(%error, "list and show cannot look in"))
         .ok()
+}
+
+/// Shows what is left to show. A reader that does not read holds this up, and nothing else.
+async fn close(screen: Arc<Screen>) -> Result<(), Error> {
+    blocking(move || {
+        screen.close();
+        Ok(())
+    })
+    .await
 }
 
 fn say_end(run: &RunId, ending: Ending) -> u8 {
@@ -232,18 +264,6 @@ fn workspace(path: &Path) -> Result<PathBuf, Error> {
         )),
         Err(e) => Err(wrong(&e.to_string())),
     }
-}
-
-/// The agent must not be able to write into its own journal.
-fn outside(store: &Path, workspace: &Path) -> Result<(), Error> {
-    let store = std::path::absolute(store).unwrap_or_else(|_| store.to_owned());
-    if store.starts_with(workspace) {
-        return Err(Error::Usage(format!(
-            "store {} lies in the workspace, where the tools reach it; use another --store",
-            store.display()
-        )));
-    }
-    Ok(())
 }
 
 fn goal(given: Option<String>) -> Result<String, Error> {
@@ -313,7 +333,7 @@ fn milliseconds(seconds: u64) -> u64 {
     seconds.saturating_mul(1000)
 }
 
-/// `20260131-4k2m9`: sorts by day, can be said aloud, and does not collide.
+/// `20260131-4k2m9x`: sorts by day, can be said aloud, and is one of 887,503,681 names of that day.
 fn new_name() -> Result<RunId, Error> {
     let now = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
     let day: String = now.chars().filter(char::is_ascii_digit).take(8).collect();
