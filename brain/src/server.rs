@@ -5,7 +5,7 @@
 //! are heard from the beginning. At the end running generations get the drain time; what is left
 //! then is ended with a reason that tells clients to ask again.
 
-use std::{io::Write as _, time::Duration};
+use std::{io::Write as _, sync::Arc, time::Duration};
 
 use marathon_proto::{
     DESCRIPTORS,
@@ -18,6 +18,7 @@ use marathon_proto::{
 };
 use sd_notify::NotifyState;
 use tokio::sync::watch;
+use tokio_rustls::rustls;
 use tokio_util::sync::CancellationToken;
 use tonic::{service::interceptor::InterceptedService, transport::server::Router};
 
@@ -88,7 +89,15 @@ async fn run(config: Config) -> Result<(), Error> {
     let listener = config.grpc_addr.bind().await.map_err(address)?;
     let tasks = Tasks::new(shutdown.clone());
     let closing = CancellationToken::new();
-    let http = start_http(&config, keys.clone(), &shutdown, &tasks, &closing).await?;
+    let http = start_http(
+        &config,
+        keys.clone(),
+        tls.clone(),
+        &shutdown,
+        &tasks,
+        &closing,
+    )
+    .await?;
 
     let Some(serving) = load(&config, &shutdown).await? else {
         return Ok(());
@@ -96,16 +105,11 @@ async fn run(config: Config) -> Result<(), Error> {
     if let Some(http) = &http {
         http.model.send_replace(Some(serving.clone()));
     }
-    let mut server = net::server();
-    if let Some(tls) = tls {
-        server = server
-            .tls_config(tls)
-            .map_err(|error| Error::Usage(format!("TLS cannot be set up: {error}")))?;
-    }
-    let router = router(server, &serving, keys, &shutdown, &tasks).await?;
+    let router = router(net::server(), &serving, keys, &shutdown, &tasks).await?;
     let front = Front {
         router,
         listener,
+        tls,
         http_addr: http.map(|http| http.addr),
         closing,
     };
@@ -122,16 +126,11 @@ struct Http {
 async fn start_http(
     config: &Config,
     keys: Keys,
+    tls: Option<Arc<rustls::ServerConfig>>,
     shutdown: &Shutdown,
     tasks: &Tasks,
     closing: &CancellationToken,
 ) -> Result<Option<Http>, Error> {
-    let tls = config
-        .identity
-        .as_ref()
-        .map(|identity| tls::http_server(identity, config.client_ca.as_deref()))
-        .transpose()
-        .map_err(|error| Error::Usage(error.to_string()))?;
     let setup = http::Setup {
         keys,
         tls,
@@ -160,6 +159,7 @@ async fn start_http(
 struct Front {
     router: Router,
     listener: Listener,
+    tls: Option<Arc<rustls::ServerConfig>>,
     http_addr: Option<String>,
     closing: CancellationToken,
 }
@@ -239,6 +239,7 @@ async fn start(
     let Front {
         router,
         listener,
+        tls,
         http_addr,
         closing,
     } = front;
@@ -248,7 +249,7 @@ async fn start(
     let until = closing.clone().cancelled_owned();
     tasks.spawn("grpc", Kind::Essential, async move {
         if let Err(error) = router
-            .serve_with_incoming_shutdown(listener.incoming(), until)
+            .serve_with_incoming_shutdown(listener.incoming(tls), until)
             .await
         {
             tracing::error!(%error, "the gRPC server failed");

@@ -207,6 +207,89 @@ fn a_reader_that_leaves_does_not_end_the_run() {
     assert_eq!(place.notes(), "one\ntwo\n");
 }
 
+/// The run does not wait for its reader; the end of the view does, until somebody insists.
+#[test]
+fn a_reader_that_never_reads_cannot_keep_pilot_alive() {
+    // More events than a pipe holds.
+    let long = ScriptedTurn {
+        content: "x".repeat(9_000),
+        ..ScriptedTurn::call("ls", json!({"path": "."}))
+    };
+    let place = Place::new(vec![long; 2], Duration::ZERO);
+    let mut child = place
+        .command("run Notes --run stuck --json")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The pilot that is stuck holds the store, and answers for it.
+    let finished = || {
+        let shown = place.pilot("show stuck --json");
+        code(&shown) == 0 && out(&shown).contains(r#""status":"finished""#)
+    };
+    while !finished() {
+        assert_eq!(child.try_wait().unwrap(), None, "it ended");
+        std::thread::yield_now();
+    }
+    assert_eq!(child.try_wait().unwrap(), None, "everything was read");
+    // One signal is heard and changes nothing; any further one is the second.
+    while child.try_wait().unwrap().is_none() {
+        terminate(&child);
+        std::thread::yield_now();
+    }
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_run_is_removed_when_it_is_finished_or_somebody_insists() {
+    let place = Place::short();
+    for (run, steps) in [("whole", 100), ("half", 1)] {
+        place.pilot(&format!(
+            "run Notes --run {run} --max-steps {steps} --view quiet"
+        ));
+    }
+    assert_eq!(code(&place.pilot("remove none")), 6);
+    let refused = place.pilot("remove half");
+    assert_eq!(code(&refused), 2);
+    assert!(
+        said(&refused).contains("--unfinished"),
+        "{}",
+        said(&refused)
+    );
+    for line in ["remove whole", "remove half --unfinished"] {
+        let removed = place.pilot(line);
+        assert_eq!(code(&removed), 0, "{line}: {}", said(&removed));
+        assert!(out(&removed).starts_with("removed run "));
+    }
+    assert_eq!(code(&place.pilot("show whole")), 6);
+    assert!(out(&place.pilot("list")).starts_with("no runs in this store"));
+    // The name is free for another run.
+    let again = place.pilot("run Notes --run whole --view quiet");
+    assert_eq!(code(&again), 0, "{}", said(&again));
+}
+
+#[test]
+fn a_resume_minds_where_the_store_is_and_takes_a_larger_context() {
+    let place = Place::short();
+    let begun = place.pilot("run Notes --run first --max-steps 1 --view quiet");
+    assert_eq!(code(&begun), 10, "{}", said(&begun));
+    let inside = place.root.path().join("workspace/inside");
+    fs::rename(place.root.path().join("store"), &inside).unwrap();
+    let link = place.root.path().join("store");
+    std::os::unix::fs::symlink(&inside, &link).unwrap();
+    let refused = place.pilot("resume first --max-steps 100");
+    assert_eq!(code(&refused), 2, "{}", said(&refused));
+    assert!(said(&refused).contains("in the workspace"));
+    fs::remove_file(&link).unwrap();
+    fs::rename(&inside, &link).unwrap();
+    let refused = place.pilot("resume first --max-context 999999");
+    assert_eq!(code(&refused), 2, "{}", said(&refused));
+    let line = "resume first --max-steps 100 --max-context 50000 --view quiet";
+    let resumed = place.pilot(line);
+    assert_eq!(code(&resumed), 0, "{}", said(&resumed));
+    let shown = out(&place.pilot("show first"));
+    assert!(shown.contains("50000 tokens at most"), "{shown}");
+}
+
 #[test]
 fn a_budget_pauses_and_more_of_it_goes_on() {
     let place = Place::short();

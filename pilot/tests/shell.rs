@@ -7,7 +7,6 @@ use std::{
     path::PathBuf,
     process::{Command, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use pilot::{
@@ -170,26 +169,38 @@ fn hostile_arguments_are_refused() {
 
 #[test]
 fn a_deadline_ends_the_whole_family() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     // One ignores the polite signal, one has left the session, one was orphaned.
     let command = "echo begun; (trap '' TERM; echo $$ >a; while :; do sleep 1; done) & \
                    setsid sh -c 'echo $$ >b; exec sleep 1000' & \
                    (sh -c 'echo $$ >c; exec sleep 1000' &) ; sleep 1000";
-    let output = bench.output(json!({"command": command, "timeout": 2}));
-    assert_eq!(output.text, "error: command timed out after 2 s\nbegun");
-    assert!(output.error);
-    for name in ["a", "b", "c"] {
-        let pid = fs::read_to_string(bench.context.workspace.join(name)).unwrap();
-        assert!(!is_alive(pid.trim()), "{name}");
+    let mut pids = Vec::new();
+    // A machine that is busy may need longer until all three have begun.
+    for timeout in [1, 5, 60] {
+        bench.context.call += 1;
+        let output = bench.output(json!({"command": command, "timeout": timeout}));
+        assert_eq!(
+            output.text,
+            format!("error: command timed out after {timeout} s\nbegun")
+        );
+        assert!(output.error);
+        let written = |name| fs::read_to_string(bench.context.workspace.join(name)).ok();
+        pids = ["a", "b", "c"].into_iter().filter_map(written).collect();
+        if pids.len() == 3 {
+            break;
+        }
+    }
+    assert_eq!(pids.len(), 3);
+    for pid in pids {
+        assert!(!is_alive(pid.trim()), "{pid}");
     }
 }
 
 #[test]
 fn the_end_is_the_shells_end_and_not_the_pipes() {
     let mut bench = Bench::new();
-    let begun = Instant::now();
+    // Waiting for the pipe would come to the deadline, and say so.
     assert_eq!(bench.run("sleep 1000 & echo $! >pid; echo done"), "done");
-    assert!(begun.elapsed() < Duration::from_secs(60));
     let pid = fs::read_to_string(bench.context.workspace.join("pid")).unwrap();
     assert!(!is_alive(pid.trim()), "left behind");
 }

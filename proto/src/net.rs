@@ -1,10 +1,12 @@
 //! Where a server listens and how a client reaches it.
 
 mod connect;
+mod incoming;
 mod listen;
 
 pub use connect::{BrainChannel, ConnectError, ConnectOptions, Outgoing, RemoteAddr, channel};
-pub use listen::{Connection, ListenAddr, ListenError, Listener};
+pub use incoming::{Connection, Incoming};
+pub use listen::{ListenAddr, ListenError, Listener};
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! W3C trace context in gRPC metadata: a step of pilot and the generation it asked for become one
-//! trace. Without telemetry there is no context and nothing is added.
+//! W3C trace context in gRPC metadata: what a client traces and the generation it asked for become one
+//! trace. Without a context nothing is added; pilot, which exports no traces, has none of its own.
 
 use opentelemetry::{
     Context,

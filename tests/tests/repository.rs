@@ -139,10 +139,14 @@ fn the_two_cores_are_pure() {
         seen += 1;
         // Tests of a core may use what they like.
         let code = file.text.split("#[cfg(test)]").next().unwrap_or_default();
-        for (number, line) in code.lines().enumerate() {
-            let code = line.split("//").next().unwrap_or_default();
-            for word in IMPURE.iter().filter(|word| has_word(code, word)) {
-                impure.push(format!("{}:{}: {word}", file.path, number + 1));
+        let code: String = code
+            .lines()
+            .flat_map(|line| [without_comment(line), "\n"])
+            .collect();
+        let named = code.lines().map(str::to_owned).chain(imports(&code));
+        for text in named {
+            for word in IMPURE.iter().filter(|word| has_word(&text, word)) {
+                impure.push(format!("{}: {word} in `{}`", file.path, text.trim()));
             }
         }
     }
@@ -151,6 +155,71 @@ fn the_two_cores_are_pure() {
         impure,
         "a pure core holds no socket, clock, thread, file or device:",
     );
+}
+
+fn without_comment(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+/// Every path that the `use` items of `code` name, with groups written out.
+fn imports(code: &str) -> Vec<String> {
+    let mut paths = Vec::new();
+    for item in code.split(';') {
+        let begins = item.rfind("use ").filter(|at| {
+            let before = item[..*at].rsplit('\n').next().unwrap_or_default().trim();
+            before.is_empty() || before.starts_with("pub")
+        });
+        if let Some(at) = begins {
+            write_out("", &item[at + 4..], &mut paths);
+        }
+    }
+    paths
+}
+
+/// Adds the paths of one tree of a `use` item, each behind `prefix`.
+fn write_out(prefix: &str, tree: &str, paths: &mut Vec<String>) {
+    let tree = tree.trim();
+    let Some((head, group)) = tree.split_once('{') else {
+        if !tree.is_empty() {
+            paths.push(format!("{prefix}{tree}"));
+        }
+        return;
+    };
+    let prefix = format!("{prefix}{}", head.trim());
+    let group = group.strip_suffix('}').unwrap_or(group);
+    let mut depth = 0;
+    let parts = group.split(|c| {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => {}
+        }
+        c == ',' && depth == 0
+    });
+    parts.for_each(|part| write_out(&prefix, part, paths));
+}
+
+#[test]
+fn imports_in_groups_are_seen() {
+    let code = "use std::{collections::{BTreeMap, VecDeque}, fs};\n\
+                pub use a::b;\n    use std::{\n    io::{self, Read as _},\n    time,\n};\nfn f() {}\n";
+    assert_eq!(
+        imports(code),
+        [
+            "std::collections::BTreeMap",
+            "std::collections::VecDeque",
+            "std::fs",
+            "a::b",
+            "std::io::self",
+            "std::io::Read as _",
+            "std::time"
+        ]
+    );
+    let impure = imports(code);
+    let found = IMPURE
+        .iter()
+        .filter(|word| impure.iter().any(|path| has_word(path, word)));
+    assert_eq!(found.collect::<Vec<_>>(), [&"std::fs", &"std::io"]);
 }
 
 /// Whether `word` stands in `code` with no letter or digit before or after it.

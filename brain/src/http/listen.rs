@@ -1,4 +1,5 @@
-//! Connections: how many, how long they may take, TLS, and their end.
+//! Connections: what is served over them, how long a head may take, and their end. How many there are
+//! at a time, and TLS, is the listener's.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -9,22 +10,14 @@ use hyper_util::{
     server::{conn::auto::Builder, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use marathon_proto::net::{Connection, Listener};
-use tokio::{
-    sync::Semaphore,
-    time::{sleep, timeout},
-};
-use tokio_rustls::{TlsAcceptor, rustls};
+use marathon_proto::net::Listener;
+use tokio_rustls::rustls;
 use tokio_util::sync::CancellationToken;
 
-/// Connections at a time; more wait in the system's queue.
-const MAX_CONNECTIONS: usize = 4096;
-/// Time for a TLS handshake, and for the head of a request.
+/// Time for the head of a request.
 const HEAD_PATIENCE: Duration = Duration::from_secs(30);
 /// Largest head of a request.
 const MAX_HEAD: usize = 64 << 10;
-/// A pause after the system refused a connection (no descriptors left, for one).
-const BREATH: Duration = Duration::from_millis(50);
 
 /// Serves until `closing` is cancelled, then takes no new connection and waits for the open ones.
 pub(super) async fn serve(
@@ -34,71 +27,26 @@ pub(super) async fn serve(
     closing: CancellationToken,
 ) {
     let server = server();
-    let acceptor = tls.map(TlsAcceptor::from);
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let graceful = GracefulShutdown::new();
-    let mut incoming = pin!(listener.incoming());
+    let mut incoming = pin!(listener.incoming(tls));
     loop {
-        let next = async {
-            // The semaphore is never closed; a connection without a permit is only uncounted.
-            let permit = connections.clone().acquire_owned().await.ok();
-            (permit, incoming.next().await)
-        };
-        let (permit, accepted) = tokio::select! {
-            next = next => next,
+        let accepted = tokio::select! {
+            accepted = incoming.next() => accepted,
             () = closing.cancelled() => break,
         };
-        let connection = match accepted {
-            Some(Ok(connection)) => connection,
-            Some(Err(error)) => {
-                tracing::debug!(%error, "a connection was not taken");
-                sleep(BREATH).await;
-                continue;
-            }
-            None => break,
+        let Some(Ok(connection)) = accepted else {
+            break;
         };
-        let (server, routes, acceptor) = (server.clone(), routes.clone(), acceptor.clone());
-        let watcher = graceful.watcher();
+        let service = TowerToHyperService::new(routes.clone());
+        let serving = server.serve_connection(TokioIo::new(connection), service);
+        let serving = graceful.watch(serving.into_owned());
         tokio::spawn(async move {
-            let service = TowerToHyperService::new(routes);
-            let result = match acceptor {
-                None => {
-                    let io = TokioIo::new(connection);
-                    watcher
-                        .watch(server.serve_connection(io, service).into_owned())
-                        .await
-                }
-                Some(acceptor) => {
-                    let Some(stream) = handshake(&acceptor, connection).await else {
-                        return;
-                    };
-                    let io = TokioIo::new(stream);
-                    watcher
-                        .watch(server.serve_connection(io, service).into_owned())
-                        .await
-                }
-            };
-            if let Err(error) = result {
+            if let Err(error) = serving.await {
                 tracing::debug!(%error, "a connection ended early");
             }
-            drop(permit);
         });
     }
     graceful.shutdown().await;
-}
-
-async fn handshake(
-    acceptor: &TlsAcceptor,
-    connection: Connection,
-) -> Option<tokio_rustls::server::TlsStream<Connection>> {
-    match timeout(HEAD_PATIENCE, acceptor.accept(connection)).await {
-        Ok(Ok(stream)) => Some(stream),
-        Ok(Err(error)) => {
-            tracing::debug!(%error, "a TLS handshake failed");
-            None
-        }
-        Err(_) => None,
-    }
 }
 
 fn server() -> Builder<TokioExecutor> {

@@ -1,9 +1,6 @@
 //! A brain as the driver uses it. Each call is one attempt: waiting and asking again is the driver's.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use marathon_proto::{
     auth::Token,
@@ -131,8 +128,7 @@ impl BrainClient {
             .as_deref()
             .map(Token::from_file)
             .transpose();
-        let client_tls = |ca: &Path| tls::client(ca, None, None);
-        let tls = options.ca_file.as_deref().map(client_tls).transpose();
+        let tls = options.ca_file.as_deref().map(tls::client).transpose();
         let connect = ConnectOptions {
             token: token.map_err(|error| config(&error))?,
             tls: tls.map_err(|error| config(&error))?,

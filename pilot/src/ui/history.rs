@@ -163,7 +163,8 @@ pub fn summary(state: &State, records: &[Record]) -> String {
         "context",
         &format!(
             "{} tokens at most, {} prompts",
-            created.context_limit, state.totals.prompts
+            state.context_limit(),
+            state.totals.prompts
         ),
     );
     put(
@@ -219,7 +220,13 @@ pub fn transcript(state: &State, entries: &[Entry]) -> String {
                     let _ = write!(out, "\nCALL {} {}\n", call.name, call.arguments);
                 }
             }
-            Entry::AnswerEnded(_) => out.push_str("\n(an answer that was too long was dropped)\n"),
+            Entry::AnswerEnded(ended) => {
+                let why = match ended.end {
+                    AnswerEnd::Malformed => "that was no proper turn",
+                    AnswerEnd::Length | AnswerEnd::Stop => "that was too long",
+                };
+                let _ = write!(out, "\n(an answer {why} was dropped)\n");
+            }
             Entry::ToolEnded(ended) => {
                 let settled = words::settled(ended.origin);
                 let note = if settled.is_empty() {

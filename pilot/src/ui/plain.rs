@@ -1,9 +1,6 @@
 //! One line for each thing that happened; for logs, pipes and simple terminals.
 
-use std::{
-    io::{self, Write},
-    time::Duration,
-};
+use std::io::{self, Write};
 
 use super::{Happening, Stage, View, words};
 use crate::run::event::RunEvent;
@@ -158,11 +155,6 @@ fn stage_line(stage: &Stage) -> Option<String> {
             )
         }
     })
-}
-
-/// Seconds with one digit, for summaries.
-pub fn seconds(time: Duration) -> String {
-    format!("{:.1} s", time.as_secs_f64())
 }
 
 #[cfg(test)]

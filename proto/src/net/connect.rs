@@ -225,7 +225,7 @@ mod tests {
     async fn tls_and_address_must_fit() {
         let dir = TempDir::new().unwrap();
         let files = tls::tests::localhost_identity(&dir);
-        let tls = Some(tls::client(&files.cert, None, None).unwrap());
+        let tls = Some(tls::client(&files.cert).unwrap());
         let secure: RemoteAddr = "https://localhost:1".parse().unwrap();
         let plain: RemoteAddr = "localhost:1".parse().unwrap();
         assert!(channel(&secure, ConnectOptions::default()).is_err());
@@ -240,19 +240,15 @@ mod tests {
     async fn serve(
         addr: ListenAddr,
         guard: Guard<()>,
-        tls: Option<tonic::transport::ServerTlsConfig>,
+        tls: Option<std::sync::Arc<rustls::ServerConfig>>,
         stop: CancellationToken,
     ) -> ListenAddr {
         let listener = addr.bind().await.unwrap();
         let bound = listener.local_addr().unwrap();
         let (_, health) = tonic_health::server::health_reporter();
-        let mut builder = server();
-        if let Some(tls) = tls {
-            builder = builder.tls_config(tls).unwrap();
-        }
-        let router = builder.add_service(InterceptedService::new(health, guard));
+        let router = server().add_service(InterceptedService::new(health, guard));
         tokio::spawn(
-            router.serve_with_incoming_shutdown(listener.incoming(), stop.cancelled_owned()),
+            router.serve_with_incoming_shutdown(listener.incoming(tls), stop.cancelled_owned()),
         );
         bound
     }
@@ -286,7 +282,7 @@ mod tests {
         let any: ListenAddr = "127.0.0.1:0".parse().unwrap();
         let socket = ListenAddr::Unix(dir.path().join("brain.sock"));
         let server_tls = tls::server(&files, None).unwrap();
-        let client_tls = tls::client(&files.cert, None, Some("localhost")).unwrap();
+        let client_tls = tls::client(&files.cert).unwrap();
         let plain = serve(any.clone(), guard.clone(), None, stop.clone())
             .await
             .to_string();

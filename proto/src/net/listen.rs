@@ -5,17 +5,15 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    pin::Pin,
     str::FromStr,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpListener, TcpStream, UnixListener, UnixStream},
-};
-use tonic::transport::server::Connected;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+use super::incoming::{Incoming, Socket};
 
 /// A TCP address or the path of a unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -196,94 +194,24 @@ impl Listener {
         }
     }
 
-    /// The connections, for `serve_with_incoming_shutdown`. Never ends by itself.
-    pub fn incoming(self) -> impl futures_core::Stream<Item = io::Result<Connection>> + Send {
-        Incoming(self)
+    /// The connections, over TLS if there is a configuration of it; for
+    /// `serve_with_incoming_shutdown`, among others.
+    pub fn incoming(self, tls: Option<Arc<rustls::ServerConfig>>) -> Incoming {
+        Incoming::new(self, tls)
     }
-}
 
-struct Incoming(Listener);
-
-impl futures_core::Stream for Incoming {
-    type Item = io::Result<Connection>;
-
-    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        match &self.0 {
-            Listener::Tcp(listener) => listener.poll_accept(cx).map(|accepted| {
-                Some(accepted.and_then(|(stream, _)| {
-                    // Tokens are small messages that must not wait for one another.
-                    stream.set_nodelay(true)?;
-                    Ok(Connection::Tcp(stream))
-                }))
-            }),
-            Listener::Unix { listener, .. } => listener
-                .poll_accept(cx)
-                .map(|accepted| Some(accepted.map(|(stream, _)| Connection::Unix(stream)))),
-        }
-    }
-}
-
-/// One accepted connection.
-#[derive(Debug)]
-pub enum Connection {
-    /// Over TCP.
-    Tcp(TcpStream),
-    /// Over a unix socket.
-    Unix(UnixStream),
-}
-
-impl Connected for Connection {
-    /// The peer's address; `None` over a unix socket.
-    type ConnectInfo = Option<SocketAddr>;
-
-    fn connect_info(&self) -> Self::ConnectInfo {
+    pub(super) fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Socket>> {
         match self {
-            Self::Tcp(stream) => stream.peer_addr().ok(),
-            Self::Unix(_) => None,
+            Self::Tcp(listener) => listener.poll_accept(cx).map(|accepted| {
+                let (stream, _) = accepted?;
+                // Tokens are small messages that must not wait for one another.
+                stream.set_nodelay(true)?;
+                Ok(Socket::Tcp(stream))
+            }),
+            Self::Unix { listener, .. } => listener
+                .poll_accept(cx)
+                .map(|accepted| Ok(Socket::Unix(accepted?.0))),
         }
-    }
-}
-
-macro_rules! forward {
-    ($self:ident, $stream:ident => $call:expr) => {
-        match $self.get_mut() {
-            Connection::Tcp(inner) => {
-                let $stream = Pin::new(inner);
-                $call
-            }
-            Connection::Unix(inner) => {
-                let $stream = Pin::new(inner);
-                $call
-            }
-        }
-    };
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        forward!(self, stream => stream.poll_read(cx, buf))
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        forward!(self, stream => stream.poll_write(cx, buf))
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        forward!(self, stream => stream.poll_flush(cx))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        forward!(self, stream => stream.poll_shutdown(cx))
     }
 }
 
