@@ -75,7 +75,7 @@ async fn start() -> Server {
     let service = BrainServer::new(BrainService::new(serving, end.clone()));
     let router = net::server().add_service(InterceptedService::new(service, guard));
     let until = end.clone().cancelled_owned();
-    tokio::spawn(router.serve_with_incoming_shutdown(listener.incoming(), until));
+    tokio::spawn(router.serve_with_incoming_shutdown(listener.incoming(None), until));
     Server {
         channel: Endpoint::from_shared(addr)
             .unwrap()

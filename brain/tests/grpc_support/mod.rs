@@ -53,7 +53,7 @@ pub async fn start(flags: &[&str]) -> Server {
         .max_decoding_message_size(MAX_MESSAGE_BYTES);
     let router = net::server().add_service(service);
     let until = end.clone().cancelled_owned();
-    tokio::spawn(router.serve_with_incoming_shutdown(listener.incoming(), until));
+    tokio::spawn(router.serve_with_incoming_shutdown(listener.incoming(None), until));
     let client = BrainClient::connect(format!("http://{addr}"))
         .await
         .unwrap();

@@ -82,33 +82,41 @@ pub enum AnswerEvent {
     /// It is being computed.
     Started,
     /// Tokens.
-    Tokens {
-        /// Index of the first.
-        index: u32,
-        /// The ids.
-        ids: Vec<u32>,
-        /// The text they complete.
-        text: String,
-        /// Drafts checked.
-        drafted: u32,
-        /// Drafts that were right.
-        accepted: u32,
-    },
+    Tokens(NewTokens),
     /// It is complete.
-    Ended {
-        /// How.
-        end: AnswerEnd,
-        /// Parsed.
-        turn: Turn,
-        /// Cost.
-        usage: Usage,
-        /// Fingerprint of the model that made it.
-        fingerprint: String,
-        /// The stop token that ended it.
-        stop_token: Option<u32>,
-    },
+    Ended(Box<Complete>),
     /// The brain gave it up (an internal failure, or another client's cancel).
     Failed(String),
+}
+
+/// Tokens of an answer, as they come.
+#[derive(Clone, Debug)]
+pub struct NewTokens {
+    /// Index of the first.
+    pub index: u32,
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// The text they complete.
+    pub text: String,
+    /// Drafts checked.
+    pub drafted: u32,
+    /// Drafts that were right.
+    pub accepted: u32,
+}
+
+/// What is known of an answer once it is complete.
+#[derive(Clone, Debug)]
+pub struct Complete {
+    /// How it ended.
+    pub end: AnswerEnd,
+    /// Parsed.
+    pub turn: Turn,
+    /// Cost.
+    pub usage: Usage,
+    /// Fingerprint of the model that made it.
+    pub fingerprint: String,
+    /// The stop token that ended it.
+    pub stop_token: Option<u32>,
 }
 
 /// A brain, near or far.
@@ -306,13 +314,13 @@ impl AnswerStream {
         }
         let count = u32::try_from(tokens.ids.len()).unwrap_or(u32::MAX);
         self.next = self.next.saturating_add(count);
-        Ok(AnswerEvent::Tokens {
+        Ok(AnswerEvent::Tokens(NewTokens {
             index: tokens.index,
             ids: tokens.ids,
             text: tokens.text,
             drafted: tokens.drafted,
             accepted: tokens.accepted,
-        })
+        }))
     }
 
     fn end(&self, finished: wire::Finished) -> Result<AnswerEvent, BrainError> {
@@ -335,7 +343,7 @@ impl AnswerStream {
                 .protocol(format!("{says} tokens at the end of {has}")));
         }
         let turn = finished.turn.unwrap_or_default();
-        Ok(AnswerEvent::Ended {
+        Ok(AnswerEvent::Ended(Box::new(Complete {
             end,
             turn: Turn {
                 content: turn.content,
@@ -352,7 +360,7 @@ impl AnswerStream {
             },
             fingerprint: finished.fingerprint,
             stop_token: finished.stop_token,
-        })
+        })))
     }
 }
 

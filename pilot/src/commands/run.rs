@@ -63,28 +63,11 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
         };
         return go_on(config, journal, run, how, shutdown).await;
     }
-    let sampling = sampling(config)?;
     let goal = blocking(move || goal(args.goal)).await?;
+    let run = wanted.map_or_else(new_name, Ok)?;
+    let new = asked_for(config, run.clone(), goal, workspace)?;
     let brain = brain(config)?;
     let tools = tools::toolbox(config.allow_bash);
-    let run = wanted.map_or_else(new_name, Ok)?;
-    let new = NewRun {
-        run: run.clone(),
-        goal,
-        system: config.system.clone(),
-        workspace,
-        seed: if config.seed == 0 {
-            chance()
-        } else {
-            config.seed
-        },
-        max_context: config.max_context,
-        answer_reserve: config.answer_reserve,
-        limits: limits(config),
-        sampling,
-        allow_bash: config.allow_bash,
-        constrain_calls: config.constrain_calls,
-    };
     // Before the store is made: a brain that is away, or a run that cannot be, leaves nothing behind.
     driver::plan(&brain, &tools, new.clone()).await?;
     let store = config.store.clone();
@@ -107,6 +90,32 @@ pub(super) async fn run(config: &Config, args: RunArgs, shutdown: Shutdown) -> R
     };
     close(screen).await?;
     Ok(say_end(&run, ended?))
+}
+
+/// A run as the settings have it.
+fn asked_for(
+    config: &Config,
+    run: RunId,
+    goal: String,
+    workspace: PathBuf,
+) -> Result<NewRun, Error> {
+    Ok(NewRun {
+        run,
+        goal,
+        system: config.system.clone(),
+        workspace,
+        seed: if config.seed == 0 {
+            chance()
+        } else {
+            config.seed
+        },
+        max_context: config.max_context,
+        answer_reserve: config.answer_reserve,
+        limits: limits(config),
+        sampling: sampling(config)?,
+        allow_bash: config.allow_bash,
+        constrain_calls: config.constrain_calls,
+    })
 }
 
 pub(super) async fn resume(

@@ -31,9 +31,25 @@ pub struct Report<'a> {
 impl Report<'_> {
     /// For people.
     pub fn text(&self) -> String {
-        let ((killed, with), (calm, without)) = (self.killed, self.calm);
+        let (killed, calm) = (self.killed.0, self.calm.0);
         let mut out = format!("\nThe marathon with kills (seed {}):\n\n", self.seed);
         out.push_str(&timeline::draw(killed));
+        self.table(&mut out);
+        out.push('\n');
+        if let Some(faster) = killed.faster_than(calm) {
+            let _ = writeln!(
+                out,
+                "  drafting is {faster:.2}x as fast, answer by answer (median)"
+            );
+        }
+        self.kills(&mut out);
+        out.push('\n');
+        self.differences(&mut out);
+        out
+    }
+
+    fn table(&self, out: &mut String) {
+        let ((killed, with), (calm, without)) = (self.killed, self.calm);
         let mut row = |name: &str, a: String, b: String| {
             let _ = writeln!(out, "  {name:<24} {a:>14} {b:>14}");
         };
@@ -81,15 +97,10 @@ impl Report<'_> {
             format!("{:.1}", calm.elapsed.as_secs_f64()),
         );
         row("memory of brain, MiB", mebibytes(killed), mebibytes(calm));
-        out.push('\n');
-        if let Some(faster) = killed.faster_than(calm) {
-            let _ = writeln!(
-                out,
-                "  drafting is {faster:.2}x as fast, answer by answer (median)"
-            );
-        }
-        self.kills(&mut out);
-        out.push('\n');
+    }
+
+    fn differences(&self, out: &mut String) {
+        let (_, with) = self.killed;
         let files = with.after.len();
         let bytes = words::number(snapshot::bytes(&with.after) as u64);
         let tokens = words::number(with.tokens() as u64);
@@ -119,7 +130,6 @@ impl Report<'_> {
                 let _ = writeln!(out, "                 {line}");
             }
         }
-        out
     }
 
     fn kills(&self, out: &mut String) {

@@ -4,7 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::{Driver, Halt, wait::Attempts};
 use crate::{
-    brain::{AnswerEvent, AnswerStream, BrainError, client::AnswerSpec},
+    brain::{
+        AnswerEvent, AnswerStream, BrainError,
+        client::{AnswerSpec, Complete, NewTokens},
+    },
     journal::Durability,
     run::{
         decide::{answer_limit, answering},
@@ -117,56 +120,60 @@ impl Driver {
                 Err(error) => return Ok(Broke::Lost(error)),
                 Ok(AnswerEvent::Failed(reason)) => return Ok(Broke::Failed(reason)),
                 Ok(AnswerEvent::Started) => {}
-                Ok(AnswerEvent::Tokens {
-                    index,
-                    ids,
-                    text,
-                    drafted,
-                    accepted,
-                }) => {
+                Ok(AnswerEvent::Tokens(tokens)) => {
                     if pending.is_empty() {
                         due = tokio::time::Instant::now() + FLUSH_EVERY;
                     }
-                    pending.extend_from_slice(&ids);
-                    let step = self.state().step;
-                    self.tell(&RunEvent::Tokens {
-                        step,
-                        index,
-                        ids,
-                        text,
-                        drafted,
-                        accepted,
-                    });
-                    self.parts.fail.hit("mid-answer");
-                    if pending.len() >= FLUSH_TOKENS {
-                        self.keep(pending).await?;
-                    }
+                    self.take(tokens, pending).await?;
                 }
-                Ok(AnswerEvent::Ended {
-                    end,
-                    turn,
-                    usage,
-                    fingerprint,
-                    stop_token,
-                }) => {
-                    if fingerprint != self.state().created.model.fingerprint {
-                        let (address, reason) =
-                            (self.parts.brain.address().to_owned(), fingerprint);
-                        return Ok(Broke::Lost(BrainError::OtherModel { address, reason }));
-                    }
-                    let ended = AnswerEnded {
-                        index: self.received() as u32,
-                        ids: std::mem::take(pending),
-                        end,
-                        turn,
-                        usage,
-                        // Whoever opened the streams knows it.
-                        elapsed_ms: 0,
-                    };
-                    return Ok(Broke::Ended(Box::new(ended), stop_token));
-                }
+                Ok(AnswerEvent::Ended(complete)) => return Ok(self.ended(*complete, pending)),
             }
         }
+    }
+
+    /// Shows tokens that came, and journals them once there are enough.
+    async fn take(&mut self, tokens: NewTokens, pending: &mut Vec<u32>) -> Result<(), Halt> {
+        pending.extend_from_slice(&tokens.ids);
+        let NewTokens {
+            index,
+            ids,
+            text,
+            drafted,
+            accepted,
+        } = tokens;
+        self.tell(&RunEvent::Tokens {
+            step: self.state().step,
+            index,
+            ids,
+            text,
+            drafted,
+            accepted,
+        });
+        self.parts.fail.hit("mid-answer");
+        if pending.len() >= FLUSH_TOKENS {
+            self.keep(pending).await?;
+        }
+        Ok(())
+    }
+
+    /// The whole answer, if the run's model made it.
+    fn ended(&self, complete: Complete, pending: &mut Vec<u32>) -> Broke {
+        if complete.fingerprint != self.state().created.model.fingerprint {
+            return Broke::Lost(BrainError::OtherModel {
+                address: self.parts.brain.address().to_owned(),
+                reason: complete.fingerprint,
+            });
+        }
+        let ended = AnswerEnded {
+            index: self.received() as u32,
+            ids: std::mem::take(pending),
+            end: complete.end,
+            turn: complete.turn,
+            usage: complete.usage,
+            // Whoever opened the streams knows it.
+            elapsed_ms: 0,
+        };
+        Broke::Ended(Box::new(ended), complete.stop_token)
     }
 
     fn spec(&self, incarnation: u32) -> AnswerSpec {

@@ -38,23 +38,46 @@ pub fn line(happening: &Happening) -> Option<String> {
 }
 
 fn run_line(event: &RunEvent) -> Option<String> {
+    match event {
+        RunEvent::Opened { .. } | RunEvent::Paused { .. } | RunEvent::Finished { .. } => {
+            life_line(event)
+        }
+        RunEvent::BrainReached { .. } | RunEvent::BrainAway { .. } => brain_line(event),
+        RunEvent::Compacted { .. }
+        | RunEvent::AnswerStarted { .. }
+        | RunEvent::AnswerEnded { .. }
+        | RunEvent::Nudged { .. } => answer_line(event),
+        RunEvent::ToolStarted { .. } | RunEvent::ToolEnded { .. } => tool_line(event),
+        RunEvent::Tokens { .. } => None,
+    }
+}
+
+/// How a run begins and ends.
+fn life_line(event: &RunEvent) -> Option<String> {
     Some(match event {
         RunEvent::Opened {
             run,
             goal,
-            resumed: false,
-            ..
-        } => {
-            format!("run {run}: {}", words::shorten(goal, 2 * WIDTH))
-        }
-        RunEvent::Opened {
-            run,
+            resumed,
             totals,
-            resumed: true,
             ..
-        } => {
-            format!("run {run} taken up again: {}", words::totals(totals))
+        } => match resumed {
+            false => format!("run {run}: {}", words::shorten(goal, 2 * WIDTH)),
+            true => format!("run {run} taken up again: {}", words::totals(totals)),
+        },
+        RunEvent::Paused { reason, totals } => {
+            format!("paused: {reason}\n        {}", words::totals(totals))
         }
+        RunEvent::Finished { summary, totals } => {
+            let summary = words::shorten(summary, 4 * WIDTH);
+            format!("finished: {summary}\n          {}", words::totals(totals))
+        }
+        _ => return None,
+    })
+}
+
+fn brain_line(event: &RunEvent) -> Option<String> {
+    Some(match event {
         RunEvent::BrainReached {
             model,
             fingerprint,
@@ -78,6 +101,13 @@ fn run_line(event: &RunEvent) -> Option<String> {
             let why = words::shorten(reason, 2 * WIDTH);
             format!("brain away (attempt {attempt}, again in {wait:.1} s): {why}")
         }
+        _ => return None,
+    })
+}
+
+/// Prompts and answers; nothing for what only went as it should.
+fn answer_line(event: &RunEvent) -> Option<String> {
+    Some(match event {
         RunEvent::Compacted {
             from_tokens,
             to_tokens,
@@ -93,14 +123,16 @@ fn run_line(event: &RunEvent) -> Option<String> {
         } if *continued_from > 0 => {
             format!("answer {step} goes on after {continued_from} tokens")
         }
-        RunEvent::AnswerStarted { .. } | RunEvent::Tokens { .. } => return None,
-        RunEvent::AnswerEnded { content, .. } => {
-            let said = content.trim();
-            if said.is_empty() {
-                return None;
-            }
-            format!("      \"{}\"", words::shorten(said, 2 * WIDTH))
+        RunEvent::AnswerEnded { content, .. } if !content.trim().is_empty() => {
+            format!("      \"{}\"", words::shorten(content.trim(), 2 * WIDTH))
         }
+        RunEvent::Nudged { count } => format!("      no tool call; asked for one ({count})"),
+        _ => return None,
+    })
+}
+
+fn tool_line(event: &RunEvent) -> Option<String> {
+    Some(match event {
         RunEvent::ToolStarted {
             call,
             name,
@@ -127,19 +159,10 @@ fn run_line(event: &RunEvent) -> Option<String> {
             } else {
                 format!("  [{settled}]")
             };
-            format!(
-                "      -> {} ({elapsed_ms} ms){note}",
-                words::result(text, WIDTH)
-            )
+            let said = words::result(text, WIDTH);
+            format!("      -> {said} ({elapsed_ms} ms){note}")
         }
-        RunEvent::Nudged { count } => format!("      no tool call; asked for one ({count})"),
-        RunEvent::Paused { reason, totals } => {
-            format!("paused: {reason}\n        {}", words::totals(totals))
-        }
-        RunEvent::Finished { summary, totals } => {
-            let summary = words::shorten(summary, 4 * WIDTH);
-            format!("finished: {summary}\n          {}", words::totals(totals))
-        }
+        _ => return None,
     })
 }
 
