@@ -12,14 +12,13 @@ use std::sync::Arc;
 
 use pilot::{
     driver::{DriverError, Ending},
-    journal::{
-        JournalError,
-        fault::{Fault, FaultJournal},
-        memory::MemoryJournal,
-    },
+    journal::{JournalError, memory::MemoryJournal},
     run::entry::{Entry, ResultOrigin},
 };
-use support::{Remains, Scene, brain, entries};
+use support::{
+    Remains, Scene, brain, entries,
+    fault::{Fault, FaultJournal},
+};
 
 /// The run as it goes when nobody disturbs it.
 async fn undisturbed() -> (Remains, u64) {

@@ -2,7 +2,6 @@
 
 pub mod codec;
 pub mod disk;
-pub mod fault;
 mod guard;
 mod high_water;
 mod lock;

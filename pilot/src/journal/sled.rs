@@ -159,7 +159,7 @@ impl SledJournal {
         &self,
         run: &RunId,
         expected: Head,
-        records: &[(u64, Vec<u8>)],
+        records: &[Framed],
         head: Head,
     ) -> Result<(), JournalError> {
         let tree = self.tree(run)?;
@@ -207,7 +207,7 @@ impl SledJournal {
         run: &RunId,
         mut head: Head,
         entries: &[Entry],
-    ) -> Result<(Vec<(u64, Vec<u8>)>, Head), JournalError> {
+    ) -> Result<(Vec<Framed>, Head), JournalError> {
         let stamp = Stamp {
             epoch: self.epoch,
             wall_ms: wall_ms(),
@@ -280,6 +280,9 @@ impl SledJournal {
         removed
     }
 }
+
+/// A record's sequence, and the record in its frame.
+type Framed = (u64, Vec<u8>);
 
 enum Refusal {
     Epoch,

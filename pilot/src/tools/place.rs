@@ -43,7 +43,7 @@ fn ends_before(after: &str) -> bool {
     let mut rest = after.chars();
     match rest.next() {
         // The end of a sentence, or of a name that goes on.
-        Some('.') => !rest.next().is_some_and(|next| is_name(next)),
+        Some('.') => !rest.next().is_some_and(is_name),
         Some(next) => !is_name(next),
         None => true,
     }

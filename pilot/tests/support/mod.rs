@@ -6,6 +6,8 @@
     reason = "a failure here is a failed test"
 )]
 
+pub(crate) mod fault;
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -5,14 +5,16 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use super::{
-    Durability, Head, History, Journal, JournalError, Record, RunListing, memory::MemoryJournal,
+use pilot::{
+    journal::{
+        Durability, Head, History, Journal, JournalError, Record, RunListing, memory::MemoryJournal,
+    },
+    run::entry::{Entry, RunId},
 };
-use crate::run::entry::{Entry, RunId};
 
 /// What happens at the chosen append. After a crash every call fails: the process is "dead".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     /// Dies before anything of it is stored.
     CrashBefore,
     /// Stores it, then dies before the writer learns of it.
@@ -26,7 +28,7 @@ pub enum Fault {
 }
 
 /// Wraps a [`MemoryJournal`], which outlives the "process".
-pub struct FaultJournal {
+pub(crate) struct FaultJournal {
     inner: Arc<MemoryJournal>,
     at: u64,
     fault: Fault,
@@ -35,7 +37,7 @@ pub struct FaultJournal {
 
 impl FaultJournal {
     /// Fails at append number `at`, from 0.
-    pub fn new(inner: Arc<MemoryJournal>, at: u64, fault: Fault) -> Self {
+    pub(crate) fn new(inner: Arc<MemoryJournal>, at: u64, fault: Fault) -> Self {
         Self {
             inner,
             at,
@@ -45,7 +47,7 @@ impl FaultJournal {
     }
 
     /// Appends so far, failed ones included.
-    pub fn appends(&self) -> u64 {
+    pub(crate) fn appends(&self) -> u64 {
         self.appends.load(Ordering::SeqCst)
     }
 
