@@ -4,7 +4,10 @@
 
 use std::{env, error::Error, fs, io::Write, thread, time::Duration};
 
-use pilot::brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn};
+#[path = "../tests/support/scripted.rs"]
+mod scripted;
+
+use scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn};
 use serde_json::Value;
 
 fn main() -> Result<(), Box<dyn Error>> {

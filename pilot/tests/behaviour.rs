@@ -7,7 +7,6 @@ mod support;
 use std::{sync::Arc, time::Duration};
 
 use pilot::{
-    brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
     driver::{Driver, DriverError, Ending, NewRun, Resume},
     journal::{Durability, History, Journal, JournalError, memory::MemoryJournal},
     run::{
@@ -17,7 +16,10 @@ use pilot::{
     },
 };
 use serde_json::json;
-use support::{Events, NO_LIMITS, Remains, Scene, brain, entries, script};
+use support::{
+    Events, NO_LIMITS, Remains, Scene, brain, entries, script,
+    scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
+};
 
 fn memory() -> Arc<MemoryJournal> {
     Arc::new(MemoryJournal::default())

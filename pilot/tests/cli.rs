@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
+#[path = "support/scripted.rs"]
+mod scripted;
+
 use std::{
     fs,
     io::{BufRead, BufReader, Read},
@@ -10,8 +13,8 @@ use std::{
     time::Duration,
 };
 
-use pilot::brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn};
 use rustix::process::{Pid, Signal};
+use scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn};
 use serde_json::{Value, json};
 
 const PILOT: &str = env!("CARGO_BIN_EXE_pilot");

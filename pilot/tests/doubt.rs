@@ -11,7 +11,6 @@ use std::{
 };
 
 use pilot::{
-    brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
     driver::{Driver, DriverError, Ending},
     journal::{
         Durability, Head, History, Journal, JournalError, Record, RunListing, memory::MemoryJournal,
@@ -23,7 +22,10 @@ use pilot::{
     },
 };
 use serde_json::json;
-use support::{Scene, entries};
+use support::{
+    Scene, entries,
+    scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
+};
 
 /// Writes a line to a ledger each time it is executed, and tells nobody what became of it.
 struct Launch;

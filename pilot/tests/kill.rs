@@ -17,13 +17,15 @@ use std::{
 };
 
 use pilot::{
-    brain::scripted::{ScriptedBrain, ScriptedOptions},
     driver::failpoint::NAMES,
     error::exit,
     journal::{Journal, sled::SledJournal},
     run::{entry::Entry, entry::ResultOrigin},
 };
-use support::{Remains, Scene, entries, script};
+use support::{
+    Remains, Scene, entries, script,
+    scripted::{ScriptedBrain, ScriptedOptions},
+};
 
 const SIGKILL: i32 = 9;
 

@@ -12,6 +12,8 @@
 mod brain;
 mod generation;
 mod program;
+#[path = "../../pilot/tests/support/scripted.rs"]
+pub mod scripted;
 mod tree;
 
 pub use brain::{Brain, BrainOptions};

@@ -9,8 +9,11 @@
 
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
-use marathon_tests::{Brain, BrainOptions, Program, command, repository_root, snapshot};
-use pilot::brain::scripted::{Script, ScriptedBrain, ScriptedOptions};
+use marathon_tests::{
+    Brain, BrainOptions, Program, command, repository_root,
+    scripted::{Script, ScriptedBrain, ScriptedOptions},
+    snapshot,
+};
 use tempfile::TempDir;
 
 /// Runs a command that must be refused. Its message is one line with every one of `says`, its

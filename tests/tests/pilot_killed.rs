@@ -9,11 +9,12 @@
 
 use std::{collections::BTreeMap, fs, os::unix::process::ExitStatusExt as _, process::Command};
 
-use marathon_tests::{Program, command, snapshot};
-use pilot::{
-    brain::scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
-    driver::failpoint,
+use marathon_tests::{
+    Program, command,
+    scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
+    snapshot,
 };
+use pilot::driver::failpoint;
 use serde_json::json;
 use tempfile::TempDir;
 

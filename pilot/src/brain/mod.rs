@@ -1,7 +1,6 @@
 //! The model, over gRPC.
 
 pub mod client;
-pub mod scripted;
 
 pub use client::{AnswerEvent, AnswerStream, BrainClient, BrainOptions, Model};
 

@@ -7,6 +7,7 @@
 )]
 
 pub(crate) mod fault;
+pub(crate) mod scripted;
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +18,7 @@ use std::{
 };
 
 use pilot::{
-    brain::{
-        BrainClient, BrainOptions,
-        scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn},
-    },
+    brain::{BrainClient, BrainOptions},
     driver::{Driver, DriverError, Ending, NewRun, Parts, Resume, failpoint::FailPoints},
     journal::Journal,
     run::{
@@ -31,6 +29,7 @@ use pilot::{
     },
     tools::{Tool, Toolbox, append, bash, edit, finish, ls, read, write},
 };
+use scripted::{Script, ScriptedBrain, ScriptedOptions, ScriptedTurn};
 use serde_json::json;
 use tempfile::TempDir;
 use tokio::sync::Notify;

@@ -5,6 +5,11 @@
 //! a byte. The agent it plays works through the turns of a [`Script`]: it finds the number of its
 //! last turn in the prompt (`#17 `) and takes the next, so that a compacted prompt does not confuse
 //! it; remarks before a call depend on the seed, so that a wrong seed shows in the tokens.
+#![allow(
+    unreachable_pub,
+    dead_code,
+    reason = "each program that includes it uses its own part"
+)]
 
 use std::{
     collections::BTreeMap,
