@@ -55,6 +55,27 @@ pub enum FileError {
     /// It belongs to another model, or to another shape of the same.
     #[error("it belongs to another model or layout")]
     Foreign,
+    /// It is not there any more.
+    #[error("it was given up to keep the quota")]
+    Gone,
+}
+
+impl FileError {
+    /// Whether the file itself is at fault, and not the system that was asked for it.
+    pub fn is_the_files(&self) -> bool {
+        match self {
+            Self::Damaged(_) | Self::Foreign => true,
+            Self::Io(_) | Self::Gone => false,
+        }
+    }
+}
+
+/// What a file that ends too soon is; other errors are the system's.
+fn cut_off(error: io::Error, what: &'static str) -> FileError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => FileError::Damaged(what),
+        _ => FileError::Io(error),
+    }
 }
 
 /// Writes a file, whole or not at all. Returns its length.
@@ -122,10 +143,13 @@ pub fn read(path: &Path, identity: &Identity) -> Result<(Content, Vec<u8>), File
 }
 
 fn open(path: &Path, identity: &Identity) -> Result<(Header, File), FileError> {
-    let mut file = File::open(path)?;
+    let mut file = File::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => FileError::Gone,
+        _ => FileError::Io(error),
+    })?;
     let mut fixed = [0; 16];
     file.read_exact(&mut fixed)
-        .map_err(|_| FileError::Damaged("it is too short"))?;
+        .map_err(|error| cut_off(error, "it is too short"))?;
     let word = |at: usize| {
         let mut word = [0; 4];
         word.copy_from_slice(&fixed[at..at + 4]);
@@ -141,7 +165,7 @@ fn open(path: &Path, identity: &Identity) -> Result<(Header, File), FileError> {
     }
     let mut bytes = vec![0; length as usize];
     file.read_exact(&mut bytes)
-        .map_err(|_| FileError::Damaged("its header is cut off"))?;
+        .map_err(|error| cut_off(error, "its header is cut off"))?;
     if crc32c::crc32c(&bytes) != crc {
         return Err(FileError::Damaged("its header does not have its checksum"));
     }

@@ -1,7 +1,7 @@
 //! What is on disk: which file holds which unit, which anchors there are, and how large all is.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -10,6 +10,7 @@ use crate::sched::{image::AnchorImage, tokens::PrefixKey, types::TokenId};
 
 #[derive(Debug)]
 pub(super) struct UnitsFile {
+    pub(super) path: PathBuf,
     pub(super) parent: Option<PrefixKey>,
     pub(super) keys: Vec<PrefixKey>,
     pub(super) bytes: u64,
@@ -23,31 +24,54 @@ pub(super) struct AnchorFile {
     pub(super) saved: SystemTime,
 }
 
+/// Number of a file of units.
+type FileId = u64;
+
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    units: BTreeMap<PathBuf, UnitsFile>,
+    units: HashMap<FileId, UnitsFile>,
+    ids: HashMap<PathBuf, FileId>,
+    next_id: FileId,
     /// File and place in it of every unit.
-    places: HashMap<PrefixKey, (PathBuf, usize)>,
+    places: HashMap<PrefixKey, (FileId, usize)>,
     anchors: HashMap<(PrefixKey, Vec<TokenId>), AnchorFile>,
+    /// Of all files.
+    bytes: u64,
+    /// Files forgotten so far.
+    removals: u64,
 }
 
 impl Index {
-    pub(super) fn add_units(&mut self, path: PathBuf, file: UnitsFile) {
+    pub(super) fn add_units(&mut self, file: UnitsFile) {
+        let id = self.next_id;
+        self.next_id += 1;
         for (at, key) in file.keys.iter().enumerate() {
-            self.places.insert(*key, (path.clone(), at));
+            self.places.insert(*key, (id, at));
         }
-        self.units.insert(path, file);
+        self.bytes += file.bytes;
+        let before = self.ids.insert(file.path.clone(), id);
+        self.units.insert(id, file);
+        // A file that was written again holds what it held.
+        let before = before.and_then(|id| self.units.remove(&id));
+        self.bytes -= before.map_or(0, |file| file.bytes);
     }
 
     pub(super) fn add_anchor(&mut self, file: AnchorFile) {
         let name = (file.image.key, file.image.tail.clone());
-        self.anchors.insert(name, file);
+        self.bytes += file.bytes;
+        let before = self.anchors.insert(name, file);
+        self.bytes -= before.map_or(0, |file| file.bytes);
     }
 
     /// The file that holds a unit.
     pub(super) fn unit(&self, key: &PrefixKey) -> Option<&Path> {
-        self.places.get(key).map(|(path, _)| path.as_path())
+        let (id, _) = self.places.get(key)?;
+        self.units.get(id).map(|file| file.path.as_path())
+    }
+
+    pub(super) fn has_unit(&self, key: &PrefixKey) -> bool {
+        self.places.contains_key(key)
     }
 
     pub(super) fn anchor(&self, image: &AnchorImage) -> Option<&AnchorFile> {
@@ -60,68 +84,233 @@ impl Index {
     }
 
     /// The anchors, newest first.
-    pub(super) fn newest_first(&self) -> Vec<&AnchorImage> {
+    pub(super) fn newest_first(&self) -> Vec<&AnchorFile> {
         let mut all: Vec<_> = self.anchors.values().collect();
         all.sort_by(|a, b| (b.saved, &b.path).cmp(&(a.saved, &a.path)));
-        all.into_iter().map(|file| &file.image).collect()
+        all
     }
 
     /// The keys of the units before an anchor, first first; `None` when one is missing.
     pub(super) fn chain(&self, image: &AnchorImage) -> Option<Vec<PrefixKey>> {
-        let mut keys = Vec::new();
-        let mut at = (image.units > 0).then_some(image.key);
+        let mut keys = Vec::with_capacity(image.units.min(self.places.len()));
+        self.walk(image, |key, _| keys.push(key))?;
+        keys.reverse();
+        Some(keys)
+    }
+
+    /// Whether all units before an anchor are here.
+    pub(super) fn is_complete(&self, image: &AnchorImage) -> bool {
+        self.walk(image, |_, _| ()).is_some()
+    }
+
+    /// Visits the units before an anchor, last first; `None` when one is missing.
+    fn walk(&self, image: &AnchorImage, mut visit: impl FnMut(PrefixKey, FileId)) -> Option<()> {
+        let (mut left, mut at) = (image.units, (image.units > 0).then_some(image.key));
+        // The file of the unit before: the next one is in the same, mostly.
+        let mut last: Option<(FileId, &UnitsFile)> = None;
         while let Some(key) = at {
-            if keys.len() == image.units {
-                return None;
-            }
-            keys.push(key);
-            let (path, place) = self.places.get(&key)?;
-            let file = self.units.get(path)?;
+            left = left.checked_sub(1)?;
+            let (id, place) = *self.places.get(&key)?;
+            let file = match last {
+                Some((same, file)) if same == id => file,
+                _ => self.units.get(&id)?,
+            };
+            last = Some((id, file));
+            visit(key, id);
             at = match place.checked_sub(1) {
                 Some(before) => file.keys.get(before).copied(),
                 None => file.parent,
             };
         }
-        keys.reverse();
-        (keys.len() == image.units).then_some(keys)
+        (left == 0).then_some(())
     }
 
     /// Bytes of all files.
     pub(super) fn bytes(&self) -> u64 {
-        let units: u64 = self.units.values().map(|file| file.bytes).sum();
-        let anchors: u64 = self.anchors.values().map(|file| file.bytes).sum();
-        units + anchors
+        self.bytes
+    }
+
+    /// Files forgotten so far: as long as this does not change, what was complete is.
+    pub(super) fn removals(&self) -> u64 {
+        self.removals
     }
 
     /// Forgets a file, of either kind.
     pub(super) fn remove(&mut self, path: &Path) {
-        self.anchors.retain(|_, file| file.path != path);
-        let keys = self.units.remove(path).map(|file| file.keys);
-        for key in keys.into_iter().flatten() {
-            if self.unit(&key) == Some(path) {
-                self.places.remove(&key);
+        self.removals += 1;
+        let gone = &mut self.bytes;
+        self.anchors.retain(|_, file| {
+            let stays = file.path != path;
+            *gone -= if stays { 0 } else { file.bytes };
+            stays
+        });
+        if let Some(id) = self.ids.remove(path) {
+            self.remove_units(id);
+        }
+    }
+
+    fn remove_units(&mut self, id: FileId) -> Option<PathBuf> {
+        let file = self.units.remove(&id)?;
+        self.bytes -= file.bytes;
+        for key in &file.keys {
+            if self.places.get(key).is_some_and(|(there, _)| *there == id) {
+                self.places.remove(key);
             }
         }
+        Some(file.path)
     }
 
-    /// The file to give up next: the oldest anchor's.
-    pub(super) fn oldest(&self) -> Option<PathBuf> {
-        let files = self.anchors.values();
-        let oldest = files.min_by_key(|file| (file.saved, &file.path));
-        oldest.map(|file| file.path.clone())
-    }
-
-    /// Files of units that no anchor stands on.
-    pub(super) fn needless(&self) -> Vec<PathBuf> {
-        let mut needed = BTreeSet::new();
-        for file in self.anchors.values() {
-            let chain = self.chain(&file.image).unwrap_or_default();
-            needed.extend(chain.iter().filter_map(|key| self.unit(key)));
+    /// Forgets the oldest anchors until the rest has at most so many bytes, and every file of units
+    /// that no anchor stands on. Returns the files.
+    pub(super) fn shrink(&mut self, quota: u64) -> Vec<PathBuf> {
+        let (mut needed, mut bytes) = (HashSet::new(), 0u64);
+        let mut given_up = Vec::new();
+        for file in self.newest_first() {
+            let (mut files, mut more) = (Vec::new(), file.bytes);
+            if given_up.is_empty() {
+                let mut last = None;
+                let complete = self.walk(&file.image, |_, id| {
+                    if last.replace(id) != Some(id) {
+                        files.push(id);
+                    }
+                });
+                if complete.is_none() {
+                    // Nothing goes on from it; it costs its own bytes until it is the oldest.
+                    files.clear();
+                }
+                files.sort_unstable();
+                files.dedup();
+                files.retain(|id| !needed.contains(id));
+                let sizes = files.iter().filter_map(|id| self.units.get(id));
+                more += sizes.map(|file| file.bytes).sum::<u64>();
+            }
+            if given_up.is_empty() && bytes.saturating_add(more) <= quota {
+                bytes += more;
+                needed.extend(files);
+            } else {
+                given_up.push(file.path.clone());
+            }
         }
-        let all = self
-            .units
-            .keys()
-            .filter(|path| !needed.contains(path.as_path()));
-        all.cloned().collect()
+        for path in &given_up {
+            self.remove(path);
+        }
+        let needless = self.units.keys().filter(|id| !needed.contains(*id));
+        for id in needless.copied().collect::<Vec<_>>() {
+            self.removals += 1;
+            if let Some(path) = self.remove_units(id) {
+                self.ids.remove(&path);
+                given_up.push(path);
+            }
+        }
+        given_up
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(number: usize) -> PrefixKey {
+        PrefixKey::root("index", "test", &number.to_string())
+    }
+
+    fn units(index: &mut Index, name: &str, keys: std::ops::Range<usize>, bytes: u64) {
+        index.add_units(UnitsFile {
+            path: name.into(),
+            parent: keys.start.checked_sub(1).map(key),
+            keys: keys.map(key).collect(),
+            bytes,
+        });
+    }
+
+    fn image(units: usize) -> AnchorImage {
+        AnchorImage {
+            key: key(units.saturating_sub(1)),
+            units,
+            tail: vec![7],
+            window_first: 0,
+            pin: None,
+        }
+    }
+
+    fn anchor(index: &mut Index, name: &str, units: usize, bytes: u64, saved: u64) {
+        index.add_anchor(AnchorFile {
+            image: image(units),
+            path: name.into(),
+            bytes,
+            saved: SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(saved),
+        });
+    }
+
+    /// Three anchors in one chain over two files, and a file that nothing stands on.
+    fn filled() -> Index {
+        let mut index = Index::default();
+        units(&mut index, "first", 0..10, 100);
+        units(&mut index, "second", 10..30, 200);
+        units(&mut index, "lone", 40..50, 50);
+        anchor(&mut index, "short", 5, 1, 1);
+        anchor(&mut index, "long", 30, 1, 2);
+        anchor(&mut index, "middle", 12, 1, 3);
+        index
+    }
+
+    fn sorted(mut paths: Vec<PathBuf>) -> Vec<PathBuf> {
+        paths.sort();
+        paths
+    }
+
+    #[test]
+    fn a_chain_is_complete_or_it_is_none() {
+        let mut index = filled();
+        let chain = |index: &Index, units| index.chain(&image(units));
+        assert_eq!(chain(&index, 30), Some((0..30).map(key).collect()));
+        assert!(index.is_complete(&image(12)));
+        let wrong = AnchorImage {
+            units: 13,
+            ..image(12)
+        };
+        assert!(!index.is_complete(&wrong), "a chain of another length");
+        let before = index.removals();
+        index.remove(Path::new("first"));
+        assert!(index.removals() > before);
+        assert_eq!(chain(&index, 30), None);
+        assert!(!index.is_complete(&image(5)));
+        units(&mut index, "first", 0..10, 100);
+        assert!(index.is_complete(&image(30)));
+    }
+
+    #[test]
+    fn the_oldest_anchors_go_and_what_only_they_stood_on() {
+        for (quota, gone, left) in [
+            (u64::MAX, &["lone"][..], 303),
+            (303, &["lone"], 303),
+            // The two files are needed by the newest too.
+            (302, &["lone", "short"], 302),
+            (301, &["lone", "long", "short"], 301),
+            (
+                300,
+                &["first", "lone", "long", "middle", "second", "short"],
+                0,
+            ),
+        ] {
+            let mut index = filled();
+            let paths: Vec<PathBuf> = gone.iter().map(PathBuf::from).collect();
+            assert_eq!(sorted(index.shrink(quota)), paths, "{quota}");
+            assert_eq!(index.bytes(), left, "{quota}");
+            assert_eq!(index.shrink(quota), [""; 0].map(PathBuf::from));
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_written_again_counts_once() {
+        let mut index = filled();
+        let bytes = index.bytes();
+        units(&mut index, "second", 10..30, 200);
+        anchor(&mut index, "long", 30, 1, 9);
+        assert_eq!(index.bytes(), bytes);
+        assert!(index.is_complete(&image(30)));
+        index.remove(Path::new("second"));
+        assert_eq!(index.bytes(), bytes - 200);
+        assert!(!index.has_unit(&key(10)) && index.has_unit(&key(9)));
     }
 }

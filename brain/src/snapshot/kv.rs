@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -51,7 +52,7 @@ impl KvStore {
     fn look_at(&self, path: PathBuf) {
         let content = match file::read_header(&path, self.folder.identity()) {
             Ok(content) => content,
-            Err(error) => return self.folder.quarantine(&path, &error.to_string()),
+            Err(error) => return self.put_aside(&path, &error),
         };
         let Ok(metadata) = fs::metadata(&path) else {
             return;
@@ -62,14 +63,12 @@ impl KvStore {
 
     fn add(&self, path: PathBuf, content: Content, bytes: u64, saved: SystemTime) {
         match content {
-            Content::Units { parent, keys } => self.index().add_units(
+            Content::Units { parent, keys } => self.index().add_units(UnitsFile {
                 path,
-                UnitsFile {
-                    parent,
-                    keys,
-                    bytes,
-                },
-            ),
+                parent,
+                keys,
+                bytes,
+            }),
             Content::Anchor(image) => self.index().add_anchor(AnchorFile {
                 image,
                 path,
@@ -85,7 +84,28 @@ impl KvStore {
 
     /// Whether a unit is here.
     pub fn has_unit(&self, key: &PrefixKey) -> bool {
-        self.index().unit(key).is_some()
+        self.index().has_unit(key)
+    }
+
+    /// The first units of a chain, from number `from` on, that are neither here nor elsewhere: the
+    /// numbers of those that follow each other. `None` when all are somewhere.
+    pub fn first_missing(
+        &self,
+        chain: &[PrefixKey],
+        from: usize,
+        elsewhere: impl Fn(&PrefixKey) -> bool,
+    ) -> Option<Range<usize>> {
+        let index = self.index();
+        let there = |key: &PrefixKey| index.has_unit(key) || elsewhere(key);
+        let rest = chain.get(from..)?;
+        let first = rest.iter().position(|key| !there(key))?;
+        let many = rest[first..].iter().take_while(|key| !there(key)).count();
+        Some(from + first..from + first + many)
+    }
+
+    /// Files given up so far. As long as this does not change, an anchor that was here is.
+    pub fn removals(&self) -> u64 {
+        self.index().removals()
     }
 
     /// Whether an anchor is here, whole and with the same pin.
@@ -93,7 +113,7 @@ impl KvStore {
         let index = self.index();
         index
             .anchor(image)
-            .is_some_and(|file| file.image == *image && index.chain(image).is_some())
+            .is_some_and(|file| file.image == *image && index.is_complete(image))
     }
 
     /// The anchor here that spares the most of the tokens, if more than `above`. The device has the
@@ -109,7 +129,7 @@ impl KvStore {
         let index = self.index();
         let there = |unit: &usize| {
             let key = tokens.key(*unit);
-            key.is_some_and(|key| index.unit(&key).is_some() || elsewhere(&key))
+            key.is_some_and(|key| index.has_unit(&key) || elsewhere(&key))
         };
         let reach = known + (known + 1..).take_while(there).count();
         let fits = |image: &&AnchorImage| {
@@ -137,7 +157,7 @@ impl KvStore {
     pub fn anchors(&self) -> Vec<(AnchorImage, Vec<PrefixKey>)> {
         let index = self.index();
         let all = index.newest_first().into_iter();
-        all.filter_map(|image| Some((image.clone(), index.chain(image)?)))
+        all.filter_map(|file| Some((file.image.clone(), index.chain(&file.image)?)))
             .collect()
     }
 
@@ -169,7 +189,7 @@ impl KvStore {
     /// Why it cannot be used.
     pub fn read_units(&self, key: &PrefixKey) -> Result<(Vec<PrefixKey>, Vec<u8>), FileError> {
         let path = self.index().unit(key).map(Path::to_owned);
-        let path = path.ok_or(FileError::Damaged("the unit is not there"))?;
+        let path = path.ok_or(FileError::Gone)?;
         match self.read(&path)? {
             (Content::Units { keys, .. }, data) => Ok((keys, data)),
             _ => Err(FileError::Damaged("it holds no units")),
@@ -182,32 +202,35 @@ impl KvStore {
     /// Why they cannot be used.
     pub fn read_anchor(&self, image: &AnchorImage) -> Result<Vec<u8>, FileError> {
         let path = self.index().anchor(image).map(|file| file.path.clone());
-        let path = path.ok_or(FileError::Damaged("the anchor is not there"))?;
+        let path = path.ok_or(FileError::Gone)?;
         self.read(&path).map(|(_, data)| data)
     }
 
     fn read(&self, path: &Path) -> Result<(Content, Vec<u8>), FileError> {
         let read = file::read(path, self.folder.identity());
         if let Err(error) = &read {
+            // What cannot be read is not here; it is computed and written again.
             self.index().remove(path);
-            self.folder.quarantine(path, &error.to_string());
+            self.put_aside(path, error);
         }
         read
     }
 
+    /// Puts a file that is not what it says into quarantine. One that the system does not give now
+    /// stays where it is.
+    fn put_aside(&self, path: &Path, error: &FileError) {
+        if error.is_the_files() {
+            self.folder.quarantine(path, &error.to_string());
+        } else if !matches!(error, FileError::Gone) {
+            tracing::warn!(file = %path.display(), %error, "a snapshot file cannot be read; it stays");
+        }
+    }
+
     /// Gives up the oldest anchors until the rest fits the quota, and units that nothing needs.
     fn clean(&self) {
-        let mut index = self.index();
-        loop {
-            for path in index.needless() {
-                index.remove(&path);
-                remove(&path);
-            }
-            let over = index.bytes() > self.quota;
-            let Some(path) = index.oldest().filter(|_| over) else {
-                return;
-            };
-            index.remove(&path);
+        let given_up = self.index().shrink(self.quota);
+        // Nobody who looks something up waits for the disk.
+        for path in given_up {
             remove(&path);
         }
     }

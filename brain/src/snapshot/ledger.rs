@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::record;
+use super::{record, sync_folder};
 
 /// What a run took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,6 +110,7 @@ impl LedgerFile {
         file.write_all(&bytes)?;
         file.sync_data()?;
         fs::rename(&partial, &self.path)?;
+        sync_folder(&self.path)?;
         self.file = Some(file);
         (self.bytes, self.whole_bytes) = (bytes.len() as u64, bytes.len() as u64);
         Ok(())

@@ -10,7 +10,8 @@
 //! * `usage.ledger` ([`ledger`]): what each run took.
 //!
 //! Nothing here is trusted: a file that is not what it says is moved to `quarantine/` and its
-//! content computed again. Nothing here is needed: a disk that is full or broken costs a warning.
+//! content computed again. A file that cannot be read now, for whatever the system says, is left
+//! where it is. Nothing here is needed: a disk that is full or broken costs a warning.
 
 pub mod file;
 mod index;
@@ -93,6 +94,9 @@ pub enum SnapshotError {
     },
 }
 
+/// Bytes in quarantine, at most: there to be looked at, not to fill the disk.
+pub const QUARANTINE_MOST: u64 = 256 << 20;
+
 /// A folder that this process alone writes to.
 #[derive(Debug)]
 pub struct Folder {
@@ -157,18 +161,73 @@ impl Folder {
         self.path.join("generations")
     }
 
-    /// Takes a file that is not what it says out of the way, and says so.
+    /// Takes a file that is of no use out of the way, and says so. Beyond [`QUARANTINE_MOST`] the
+    /// oldest that are there go.
     pub fn quarantine(&self, file: &Path, reason: &str) {
         let Some(name) = file.file_name() else {
             return;
         };
-        let to = self.path.join("quarantine").join(name);
-        let moved = fs::rename(file, &to).or_else(|_| fs::remove_file(file));
+        let quarantine = self.path.join("quarantine");
+        let moved = fs::rename(file, quarantine.join(name)).or_else(|_| fs::remove_file(file));
         tracing::warn!(
             file = %file.display(),
             reason,
             moved = moved.is_ok(),
-            "a damaged snapshot file was put into quarantine; what it held is computed again"
+            "a file of the snapshot folder was put into quarantine; what it held is computed again"
         );
+        keep_newest(&quarantine, QUARANTINE_MOST);
+    }
+}
+
+/// Removes the oldest files of a folder until the others have at most so many bytes.
+fn keep_newest(folder: &Path, most: u64) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries
+        .filter_map(|entry| {
+            let metadata = entry.metadata().ok()?;
+            Some((metadata.modified().ok()?, entry.path(), metadata.len()))
+        })
+        .collect();
+    files.sort();
+    let mut bytes = 0u64;
+    for (_, path, len) in files.iter().rev() {
+        bytes = bytes.saturating_add(*len);
+        if bytes > most {
+            // It is in nobody's way but the disk's.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Makes the names in a file's folder durable, after a file was put there or moved.
+fn sync_folder(file: &Path) -> io::Result<()> {
+    match file.parent() {
+        Some(folder) => File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_folder_the_newest_files_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let day = std::time::Duration::from_secs(86400);
+        for (age, name) in ["new", "old", "older"].iter().enumerate() {
+            let path = folder.path().join(name);
+            fs::write(&path, [0; 100]).unwrap();
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            let then = std::time::SystemTime::now() - day * age as u32;
+            file.set_modified(then).unwrap();
+        }
+        let there = |name: &str| folder.path().join(name).exists();
+        keep_newest(folder.path(), 300);
+        assert!(there("new") && there("old") && there("older"));
+        keep_newest(folder.path(), 250);
+        assert!(there("new") && there("old") && !there("older"));
+        keep_newest(folder.path(), 99);
+        assert!(!there("new") && !there("old"));
     }
 }
