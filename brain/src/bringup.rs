@@ -73,6 +73,8 @@ fn files(config: &Config) -> Result<Files, Error> {
 /// Generations that may wait or be computed: for each that is computed at a time, and at least.
 const LIVE_PER_SEQUENCE: usize = 16;
 const LEAST_LIVE: usize = 256;
+/// Generations that are known, ended ones included, for each that may wait or be computed.
+const KNOWN_PER_LIVE: usize = 4;
 
 /// What a measurement asks for and a server never does.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -116,6 +118,7 @@ pub fn bring_up_for(config: &Config, trial: &Trial) -> Result<Serving, Error> {
         }
     };
     let executor = with_acceptance(executor, trial)?;
+    let live = LEAST_LIVE.max(LIVE_PER_SEQUENCE * config.max_num_seqs);
     let engine_config = EngineConfig {
         sched: SchedConfig {
             max_rows: config.max_num_batched_tokens,
@@ -129,7 +132,8 @@ pub fn bring_up_for(config: &Config, trial: &Trial) -> Result<Serving, Error> {
         },
         host_cache: host_cache(config, facts.device),
         lease: config.lease,
-        live: LEAST_LIVE.max(LIVE_PER_SEQUENCE * config.max_num_seqs),
+        live,
+        known: KNOWN_PER_LIVE * live,
         ..EngineConfig::default()
     };
     let storage = storage(config, &text, &facts, executor.limits())?;
@@ -186,7 +190,7 @@ fn storage(
         quota: config.snapshot_quota,
         interval: config.snapshot_interval,
         bandwidth: SNAPSHOT_BANDWIDTH,
-        revive: Box::new(move |request| lower::revive(&text, request)),
+        revive: Box::new(move |request, revival| lower::revive(&text, request, revival)),
     }))
 }
 

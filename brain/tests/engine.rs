@@ -5,12 +5,16 @@
     reason = "helpers of tests; a failure is a failed test"
 )]
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use brain::{
     backend::fake::{FakeExecutor, FakeOptions, Fault},
     engine::{
-        Attached, Cursor, Engine, EngineConfig, EngineError, Health, LogEvent,
+        Attached, Cursor, Engine, EngineConfig, EngineError, Health, LogEvent, MOST_AT_ONCE,
         clock::{Clock, ManualClock, SystemClock},
     },
     sched::{
@@ -410,6 +414,65 @@ async fn orphans_have_a_quota_and_known_logs_too() {
     let last = engine.generate("last", Some(request(&[9], 5)), 0).unwrap();
     assert_eq!(engine.stats().generations, 4, "an ended log made room");
     drop((other, last));
+}
+
+/// Says that it is asked, and answers when it may.
+struct Slow(mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl StopCheck for Slow {
+    fn push(&mut self, _: TokenId) -> bool {
+        self.0.send(()).unwrap();
+        let may = self.1.recv_timeout(Duration::from_secs(60));
+        assert!(may.is_ok(), "nobody else got on in the meantime");
+        false
+    }
+}
+
+#[tokio::test]
+async fn nobody_waits_while_what_a_client_received_is_looked_at() {
+    let engine = engine();
+    let (asked, is_asked) = mpsc::channel();
+    let (go_on, may) = mpsc::channel();
+    let slow = Request {
+        received: ids(&expected(&[1, 2], 1)),
+        stop_check: Some(Box::new(Slow(asked, may))),
+        ..request(&[1, 2], 2)
+    };
+    let other = engine.clone();
+    let waiting = std::thread::spawn(move || other.generate("slow", Some(slow), 0));
+    is_asked.recv().unwrap();
+    let quick = engine
+        .generate("quick", Some(request(&[3], 20)), 0)
+        .unwrap();
+    assert_eq!(read(quick.cursor).await.0, expected(&[3], 20));
+    assert_eq!(engine.stats().generations, 1);
+    // One more for the token that is computed.
+    go_on.send(()).unwrap();
+    go_on.send(()).unwrap();
+    let slow = waiting.join().unwrap().unwrap();
+    assert_eq!(read(slow.cursor).await.0.len(), 2);
+}
+
+#[tokio::test]
+async fn what_a_client_brought_is_read_in_parts() {
+    let engine = engine();
+    let all = expected(&[1, 2], 3000);
+    let long = Request {
+        received: ids(&all[..2900]),
+        ..request(&[1, 2], 3000)
+    };
+    let mut cursor = engine.generate("long", Some(long), 0).unwrap().cursor;
+    let mut read = Vec::new();
+    while let Some(LogEvent::Tokens { index, tokens, .. }) = cursor.next().await {
+        assert!(index == read.len() && tokens.len() <= MOST_AT_ONCE);
+        read.extend(tokens);
+    }
+    assert_eq!(ids(&read), ids(&all));
+    let mut late = engine.generate("long", None, 1500).unwrap().cursor;
+    let Some(LogEvent::Tokens { index, tokens, .. }) = late.next().await else {
+        panic!("no tokens")
+    };
+    assert_eq!((index, tokens.len()), (1500, MOST_AT_ONCE));
 }
 
 #[tokio::test]

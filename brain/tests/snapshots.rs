@@ -45,7 +45,7 @@ fn storage(root: &Path, model: u64, quota: u64) -> Storage {
         quota,
         interval: Duration::from_millis(5),
         bandwidth: u64::MAX,
-        revive: Box::new(|request| {
+        revive: Box::new(|request, _| {
             if let Some(&stop) = request.note.first() {
                 request.stop_check = Some(Box::new(StopAt(stop.into())));
             }

@@ -40,19 +40,23 @@ fn options() -> FakeOptions {
 }
 
 fn engine(host_cache: u64, folder: Option<&Path>) -> Engine {
+    engine_of(options(), host_cache, folder)
+}
+
+fn engine_of(options: FakeOptions, host_cache: u64, folder: Option<&Path>) -> Engine {
     let config = EngineConfig {
         host_cache,
         ..EngineConfig::default()
     };
     let storage = folder.map(|root| Storage {
-        folder: Arc::new(Folder::open(root, Identity::new("model", &options().limits)).unwrap()),
+        folder: Arc::new(Folder::open(root, Identity::new("model", &options.limits)).unwrap()),
         quota: u64::MAX,
         // What the cache gives up is saved all the same.
         interval: Duration::from_secs(3600),
         bandwidth: u64::MAX,
-        revive: Box::new(|_| {}),
+        revive: Box::new(|_, _| {}),
     });
-    let executor = Box::new(FakeExecutor::new(options()));
+    let executor = Box::new(FakeExecutor::new(options));
     // Time stands, so that nothing is known of what a way costs, and each is taken.
     let clock = Arc::new(ManualClock::default());
     Engine::start_with(executor, config, clock, storage).unwrap()
@@ -157,6 +161,35 @@ async fn what_was_not_saved_when_it_went_is_on_disk_and_comes_back_on_demand() {
         "{stats:?}"
     );
     engine.drain(Duration::from_secs(60)).await;
+}
+
+#[tokio::test]
+async fn what_was_read_for_a_request_that_was_given_up_does_not_stay_in_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let first = engine(0, Some(root.path()));
+    let next = first_turns(&first).await;
+    until(|| is_saved(&first)).await;
+    first.drain(Duration::from_secs(60)).await;
+    drop(first);
+    let slow = FakeOptions {
+        step_time: Duration::from_millis(5),
+        ..options()
+    };
+    let engine = engine_of(slow, 0, Some(root.path()));
+    let long = Request::new(vec![9], SamplingParams::greedy(400));
+    let mut busy = engine.generate("busy", Some(long), 0).unwrap().cursor;
+    busy.next().await.unwrap();
+    // Both are heard after the step that is being computed now.
+    let given_up = engine.generate("given-up", Some(request(&next[0])), 0);
+    engine.cancel("given-up");
+    drop(given_up.unwrap());
+    until(|| {
+        engine.tick();
+        let tiers = engine.stats().tiers;
+        tiers.fetched_bytes > 0 && tiers.host_bytes == 0
+    })
+    .await;
+    engine.drain(Duration::ZERO).await;
 }
 
 #[tokio::test]

@@ -55,10 +55,15 @@ impl Started {
     }
 }
 
+/// Tokens of one event, at most. A round has fewer; what a client or a predecessor's log brought is
+/// one round however long it is.
+pub const MOST_AT_ONCE: usize = 1024;
+
 /// What a cursor reads.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LogEvent {
-    /// A round's tokens, or those of it that lie at or behind the cursor's first index.
+    /// A round's tokens, or those of it that lie at or behind the cursor's first index; at most
+    /// [`MOST_AT_ONCE`].
     Tokens {
         /// Index of the first of them in the log.
         index: usize,
@@ -84,6 +89,12 @@ pub(super) struct Generation {
     pub(super) cache_salt: String,
     pub(super) grammar: Arc<str>,
     pub(super) note: Arc<[u8]>,
+    /// Whether a successor is to know of it.
+    pub(super) kept: bool,
+    /// Brains that took it up, this one included, since one gave a token.
+    pub(super) attempts: u32,
+    /// Tokens it began with.
+    begun_at: usize,
     pub(super) started: Started,
     log: Mutex<Log>,
     /// Told of every change of the log.
@@ -95,7 +106,11 @@ struct Log {
     tokens: Vec<Emitted>,
     rounds: Vec<Round>,
     outcome: Option<Outcome>,
+    /// The engine ended, not the generation: a successor goes on with it.
+    cut: bool,
     readers: usize,
+    /// A predecessor began it, and nobody has come back for it yet.
+    awaited: bool,
     /// When the last reader left, the log was made, or it ended: whatever came last.
     quiet_since: Duration,
 }
@@ -116,6 +131,7 @@ impl Generation {
         received: Vec<Emitted>,
         now: Duration,
     ) -> Self {
+        let begun_at = received.len();
         let mut log = Log {
             quiet_since: now,
             ..Log::default()
@@ -135,10 +151,37 @@ impl Generation {
             cache_salt: request.cache_salt.clone(),
             grammar: request.grammar.clone(),
             note: request.note.clone(),
+            kept: request.kept,
+            attempts: 1,
+            begun_at,
             started,
             log: Mutex::new(log),
             changed: watch::Sender::new(()),
         }
+    }
+
+    /// The same as one that so many brains took up since one gave a token.
+    pub(super) fn tried(self, attempts: u32) -> Self {
+        Self { attempts, ..self }
+    }
+
+    /// Brains that have taken it up since one gave a token.
+    pub(super) fn attempts_so_far(&self) -> u32 {
+        match self.log().tokens.len() > self.begun_at {
+            true => 0,
+            false => self.attempts,
+        }
+    }
+
+    /// The same as one that a predecessor began: its reader may come back.
+    pub(super) fn awaited(self) -> Self {
+        self.log().awaited = true;
+        self
+    }
+
+    /// Whether nobody has come back for it since a predecessor began it.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.log().awaited
     }
 
     fn log(&self) -> MutexGuard<'_, Log> {
@@ -161,11 +204,21 @@ impl Generation {
 
     /// Ends the log; false when it had ended.
     pub(super) fn finish(&self, now: Duration, outcome: Outcome) -> bool {
+        self.end(now, outcome, false)
+    }
+
+    /// Ends the log because the engine ends; false when it had ended. A successor goes on with it.
+    pub(super) fn cut(&self, now: Duration, outcome: Outcome) -> bool {
+        self.end(now, outcome, true)
+    }
+
+    fn end(&self, now: Duration, outcome: Outcome, cut: bool) -> bool {
         let mut log = self.log();
         if log.outcome.is_some() {
             return false;
         }
         log.outcome = Some(outcome);
+        log.cut = cut;
         log.quiet_since = log.quiet_since.max(now);
         drop(log);
         self.changed.send_replace(());
@@ -182,11 +235,11 @@ impl Generation {
         self.log().tokens.clone()
     }
 
-    /// The tokens from an index on, and how it ended if it has.
+    /// The tokens from an index on, and how it ended if it has and will not go on.
     pub(super) fn since(&self, index: usize) -> (Vec<Emitted>, Option<Outcome>) {
         let log = self.log();
         let tokens = log.tokens.get(index..).unwrap_or_default().to_vec();
-        (tokens, log.outcome.clone())
+        (tokens, log.outcome.clone().filter(|_| !log.cut))
     }
 
     /// Whether it ended; since when nobody reads, if nobody does.
@@ -211,6 +264,7 @@ impl Generation {
             return Err(log.tokens.len());
         }
         log.readers += 1;
+        log.awaited = false;
         drop(log);
         Ok(Cursor {
             generation: self.clone(),
@@ -260,7 +314,8 @@ impl Cursor {
             let end = log
                 .rounds
                 .get(round + 1)
-                .map_or(log.tokens.len(), |next| next.start);
+                .map_or(log.tokens.len(), |next| next.start)
+                .min(self.next.saturating_add(MOST_AT_ONCE));
             let Round {
                 start,
                 drafted,

@@ -13,8 +13,7 @@ use tokio::sync::oneshot;
 
 use super::{
     clock::Clock,
-    error::{EngineError, Health},
-    generation::{Cursor, Generation, Started},
+    error::Health,
     ledger::Ledger,
     observer::Observer,
     persist::Persister,
@@ -27,16 +26,10 @@ use super::{
 use crate::{
     backend::{Executor, Limits},
     sched::{
-        request::{FinishReason, Request},
         scheduler::{LimitsError, SchedConfig, Scheduler},
-        sequence::{Outcome, Timings, Usage},
         stats::Stats,
-        types::Emitted,
     },
-    snapshot::{
-        ledger::{LedgerFile, RunUsage},
-        log::{self, Saved},
-    },
+    snapshot::ledger::{LedgerFile, RunUsage},
 };
 
 /// Settings of the engine. None of them can change a token.
@@ -78,15 +71,6 @@ impl Default for EngineConfig {
     }
 }
 
-/// A stream's beginning.
-#[derive(Debug)]
-pub struct Attached {
-    /// What is generated.
-    pub started: Started,
-    /// The reader.
-    pub cursor: Cursor,
-}
-
 /// What the engine did and holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
@@ -109,7 +93,7 @@ pub(super) struct Shared {
     stats: Mutex<(Stats, TierStats)>,
     ledger: Mutex<Ledger>,
     pub(super) pulse: Pulse,
-    draining: AtomicBool,
+    pub(super) draining: AtomicBool,
     observer: OnceLock<Arc<dyn Observer>>,
 }
 
@@ -137,9 +121,9 @@ impl Shared {
 #[derive(Clone, Debug)]
 pub struct Engine {
     /// Whose handle it is: ids belong to callers.
-    owner: Arc<str>,
-    shared: Arc<Shared>,
-    commands: mpsc::Sender<Command>,
+    pub(super) owner: Arc<str>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) commands: mpsc::Sender<Command>,
     limits: Limits,
     max_len: usize,
 }
@@ -188,11 +172,11 @@ impl Engine {
         let thread_failed = |error: std::io::Error| StartError::Thread(error.to_string());
         let (mut saver, mut persister) = (None, None);
         if let Some(storage) = storage {
-            engine.take_in(&storage);
+            let taken_in = engine.take_in(&storage);
             let folder = storage.folder.clone();
             let (ledger, sums) = LedgerFile::open(folder.path());
             shared.ledger().take_in(sums);
-            let started = Persister::start(shared.clone(), folder, ledger);
+            let started = Persister::start(shared.clone(), folder, ledger, taken_in);
             persister = Some(started.map_err(thread_failed)?);
             saver = Some(Saver::start(storage).map_err(thread_failed)?);
         }
@@ -213,85 +197,6 @@ impl Engine {
         Self {
             owner: owner.into(),
             ..self.clone()
-        }
-    }
-
-    /// Makes known what a predecessor's logs tell; what had not ended goes on.
-    fn take_in(&self, storage: &Storage) {
-        for saved in log::read_all(&storage.folder.generations()) {
-            let Saved {
-                begin,
-                tokens,
-                outcome,
-            } = saved;
-            let id = begin.id.clone();
-            let mut request = Request {
-                draft: begin.draft,
-                run_id: begin.run_id,
-                priority: begin.priority,
-                owner: begin.owner,
-                cache_salt: begin.cache_salt,
-                stop_strings: begin.stop_strings,
-                grammar: begin.grammar.into(),
-                note: begin.note.into(),
-                ..Request::new(begin.prompt, begin.params)
-            };
-            (storage.revive)(&mut request);
-            let mut registry = self.shared.registry();
-            let known = match outcome {
-                Some(outcome) => {
-                    let started = Started::of(&request, request.hash());
-                    let now = self.shared.clock.now();
-                    let generation = Generation::new(id.clone(), &request, started, tokens, now);
-                    generation.finish(now, outcome);
-                    registry.insert(Arc::new(generation));
-                    Ok(())
-                }
-                None => self.create(&mut registry, &id, request, tokens).map(|_| ()),
-            };
-            if let Err(error) = known {
-                tracing::warn!(id, %error, "a generation of an earlier brain cannot go on");
-            }
-        }
-    }
-
-    /// Starts a generation, or attaches to the one of that id, and reads it from index `from`.
-    ///
-    /// With a request that is the same as the known one's this attaches; with another it is a
-    /// [`EngineError::Conflict`]. A generation that failed is continued from where it stopped.
-    pub fn generate(
-        &self,
-        id: &str,
-        request: Option<Request>,
-        from: usize,
-    ) -> Result<Attached, EngineError> {
-        check_id(id)?;
-        let request = request.map(|mut request| {
-            request.owner = (*self.owner).to_owned();
-            (request.hash(), request)
-        });
-        let mut registry = self.shared.registry();
-        let known = registry.get(&self.owner, id).cloned();
-        match (known, request) {
-            (None, None) => Err(EngineError::NotFound { id: id.into() }),
-            (Some(known), None) => self.attach(&known, true, from),
-            (Some(known), Some((hash, _))) if known.started.request_hash != hash => {
-                Err(EngineError::Conflict { id: id.into() })
-            }
-            (Some(known), Some((_, request))) => match known.outcome() {
-                Some(Outcome {
-                    reason: FinishReason::Failed(_),
-                    ..
-                }) => {
-                    let generation = self.create(&mut registry, id, request, known.tokens())?;
-                    self.attach(&generation, true, from)
-                }
-                _ => self.attach(&known, true, from),
-            },
-            (None, Some((_, request))) => {
-                let generation = self.create(&mut registry, id, request, Vec::new())?;
-                self.attach(&generation, false, from)
-            }
         }
     }
 
@@ -377,109 +282,6 @@ impl Engine {
     pub fn config(&self) -> &EngineConfig {
         &self.shared.config
     }
-
-    fn attach(
-        &self,
-        generation: &Arc<Generation>,
-        attached: bool,
-        from: usize,
-    ) -> Result<Attached, EngineError> {
-        let cursor = generation
-            .read_from(from, &self.shared.clock)
-            .map_err(|len| EngineError::OutOfRange {
-                id: generation.id.clone(),
-                from,
-                len,
-            })?;
-        Ok(Attached {
-            started: Started {
-                attached,
-                ..generation.started.clone()
-            },
-            cursor,
-        })
-    }
-
-    /// Makes a generation and hands it to the thread. The caller's lock on the registry makes
-    /// sure that the thread is there: it closes the registry before it ends.
-    fn create(
-        &self,
-        registry: &mut Registry,
-        id: &str,
-        mut request: Request,
-        computed: Vec<Emitted>,
-    ) -> Result<Arc<Generation>, EngineError> {
-        if self.shared.draining.load(Ordering::SeqCst) {
-            return Err(EngineError::Draining);
-        }
-        if let Health::Stopped(reason) = self.health() {
-            return Err(EngineError::Unhealthy(reason));
-        }
-        let config = &self.shared.config;
-        if registry.live() >= config.live {
-            let (there, what) = (config.live, "generations at work");
-            return Err(EngineError::Busy { there, what });
-        }
-        let received = with_computed(&mut request, computed);
-        let started = Started::of(&request, request.hash());
-        let valid = request.validate(&self.limits, self.max_len)?;
-        while registry.len() >= config.known {
-            if !registry.forget_one() {
-                let (there, what) = (config.known, "generations known");
-                return Err(EngineError::Busy { there, what });
-            }
-        }
-        let now = self.shared.clock.now();
-        let request = valid.request();
-        let generation = Generation::new(id.into(), request, started, received, now);
-        let generation = Arc::new(generation);
-        if let Some(reason) = valid.finished().cloned() {
-            let request = valid.request();
-            let usage = Usage {
-                prompt: request.prompt.len(),
-                generated: request.received.len(),
-                ..Usage::default()
-            };
-            generation.finish(
-                now,
-                Outcome {
-                    reason,
-                    usage,
-                    timings: Timings::default(),
-                },
-            );
-        } else if self
-            .commands
-            .send(Command::Submit(generation.clone(), Box::new(valid)))
-            .is_err()
-        {
-            return Err(EngineError::Unhealthy("its thread is gone".into()));
-        }
-        registry.insert(generation.clone());
-        Ok(generation)
-    }
-}
-
-/// The log's first tokens: what the client received, or what was computed before a failure if
-/// that is more. Both are tokens of the same function, so the longer one contains the shorter.
-fn with_computed(request: &mut Request, computed: Vec<Emitted>) -> Vec<Emitted> {
-    if computed.len() > request.received.len() {
-        request.received = computed.iter().map(|token| token.id).collect();
-        return computed;
-    }
-    request
-        .received
-        .iter()
-        .map(|&id| Emitted { id, logprobs: None })
-        .collect()
-}
-
-fn check_id(id: &str) -> Result<(), EngineError> {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._:-".contains(&byte);
-    if (1..=128).contains(&id.len()) && id.bytes().all(allowed) {
-        return Ok(());
-    }
-    Err(EngineError::BadId(id.chars().take(128).collect()))
 }
 
 /// Why an engine does not start.

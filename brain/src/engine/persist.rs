@@ -15,46 +15,85 @@ use std::{
 };
 
 use super::{generation::Generation, handle::Shared};
-use crate::{
-    sched::request::FinishReason,
-    snapshot::{
-        Folder,
-        ledger::LedgerFile,
-        log::{Begin, LogWriter, Record},
-    },
+use crate::snapshot::{
+    Folder,
+    ledger::LedgerFile,
+    log::{Begin, LogWriter, Record},
 };
 
 /// See the module's description.
 pub(super) struct Persister {
-    wake: SyncSender<()>,
+    wake: SyncSender<End>,
     thread: JoinHandle<()>,
 }
 
+/// What the thread is woken for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Something may have changed.
+    NotYet,
+    /// The engine ends; no generation is to blame for that.
+    Sound,
+}
+
 impl Persister {
-    /// Starts the thread.
+    /// Starts the thread, with the logs that a predecessor left and that are gone on with.
     pub(super) fn start(
         shared: Arc<Shared>,
         folder: Arc<Folder>,
         ledger: LedgerFile,
+        taken_in: Vec<TakenIn>,
     ) -> io::Result<Self> {
         let (wake, woken) = sync_channel(1);
+        let mut logs = Logs::new(shared, folder, ledger);
+        for taken_in in taken_in {
+            let generation = &taken_in.generation;
+            let name = (generation.owner.clone(), generation.id.clone());
+            logs.written.insert(name, taken_in.written());
+        }
         let thread = std::thread::Builder::new()
             .name("logs".into())
-            .spawn(move || Logs::new(shared, folder, ledger).run(&woken))?;
+            .spawn(move || logs.run(&woken))?;
         Ok(Self { wake, thread })
     }
 
     /// Something may have changed.
     pub(super) fn wake(&self) {
         // It is awake already when there is no room.
-        let _ = self.wake.try_send(());
+        let _ = self.wake.try_send(End::NotYet);
     }
 
-    /// Waits until everything is written and durable.
-    pub(super) fn finish(self) {
+    /// Waits until everything is written and durable. Where the engine was `sound`, no generation
+    /// that had no token yet is to blame for its end.
+    pub(super) fn finish(self, sound: bool) {
+        if sound {
+            // A thread that is gone is noticed below.
+            let _ = self.wake.send(End::Sound);
+        }
         drop(self.wake);
         if self.thread.join().is_err() {
             tracing::error!("the thread that writes logs panicked");
+        }
+    }
+}
+
+/// A log that a predecessor left and that holds all tokens of its generation.
+pub(super) struct TakenIn {
+    pub(super) generation: Arc<Generation>,
+    /// `None` when it cannot be gone on with.
+    pub(super) log: Option<LogWriter>,
+    /// Whether the log says how it ended.
+    pub(super) ended: bool,
+}
+
+impl TakenIn {
+    fn written(self) -> Written {
+        Written {
+            tokens: self.generation.tokens().len(),
+            attempts: self.generation.attempts_so_far(),
+            ended: self.ended,
+            log: self.log,
+            generation: self.generation,
         }
     }
 }
@@ -64,6 +103,8 @@ struct Written {
     /// `None` when it could not be written.
     log: Option<LogWriter>,
     tokens: usize,
+    /// As the log has it.
+    attempts: u32,
     ended: bool,
 }
 
@@ -74,7 +115,25 @@ struct Logs {
     ledger: LedgerFile,
     /// Changes of the ledger that are written.
     ledger_changes: u64,
+    /// The last pass that wrote anything failed to write something.
     failing: bool,
+}
+
+/// What a pass did.
+#[derive(Default)]
+struct Pass {
+    wrote: bool,
+    error: Option<io::Error>,
+}
+
+impl Pass {
+    /// Takes a result in; true for one that wrote something.
+    fn note(&mut self, result: io::Result<bool>) {
+        match result {
+            Ok(wrote) => self.wrote |= wrote,
+            Err(error) => self.error = Some(error),
+        }
+    }
 }
 
 impl Logs {
@@ -89,29 +148,32 @@ impl Logs {
         }
     }
 
-    fn run(mut self, woken: &Receiver<()>) {
-        while woken.recv().is_ok() {
-            self.pass();
+    fn run(mut self, woken: &Receiver<End>) {
+        let mut sound = false;
+        while let Ok(end) = woken.recv() {
+            sound = end == End::Sound;
+            let pass = self.pass();
+            self.report(pass);
         }
-        self.pass();
-        for log in self
-            .written
-            .values()
-            .filter_map(|written| written.log.as_ref())
-        {
-            let synced = log.sync();
-            self.failing = report(self.failing, synced);
+        let mut pass = self.pass();
+        for written in self.written.values_mut() {
+            pass.note(written.close(sound));
         }
-        self.failing = report(self.failing, self.ledger.sync());
+        pass.note(self.ledger.sync().map(|()| false));
+        self.report(pass);
     }
 
-    fn pass(&mut self) {
-        let known: Vec<_> = self.shared.registry().all().cloned().collect();
+    fn pass(&mut self) -> Pass {
+        let mut pass = Pass::default();
+        let registry = self.shared.registry();
+        let kept = registry.all().filter(|generation| generation.kept);
+        let known: Vec<_> = kept.cloned().collect();
+        drop(registry);
         for generation in &known {
             let name = (generation.owner.clone(), generation.id.clone());
             let same = |written: &Written| Arc::ptr_eq(&written.generation, generation);
             if !self.written.get(&name).is_some_and(same) {
-                let written = self.begin(generation);
+                let written = self.begin(generation, &mut pass);
                 self.written.insert(name.clone(), written);
             }
             if let Some(written) = self.written.get_mut(&name) {
@@ -120,29 +182,49 @@ impl Logs {
                     // A log with a hole is none: what comes next would be taken for what was lost.
                     written.log.take().into_iter().for_each(LogWriter::remove);
                 }
-                self.failing = report(self.failing, appended);
+                pass.note(appended);
             }
         }
         if known.len() < self.written.len() {
             self.forget(&known);
         }
-        let written = self.write_ledger();
-        self.failing = report(self.failing, written);
+        pass.note(self.write_ledger());
+        pass
     }
 
-    fn write_ledger(&mut self) -> io::Result<()> {
+    /// Says when logs can no longer be written, and when they can again.
+    fn report(&mut self, pass: Pass) {
+        match pass.error {
+            Some(error) if !self.failing => {
+                self.failing = true;
+                tracing::warn!(
+                    %error,
+                    "a generation's log or the usage ledger could not be written; service goes on, \
+                     but a restart will not know what was not written"
+                );
+            }
+            Some(_) => {}
+            None if self.failing && pass.wrote => {
+                self.failing = false;
+                tracing::info!("logs and the usage ledger are written again");
+            }
+            None => {}
+        }
+    }
+
+    fn write_ledger(&mut self) -> io::Result<bool> {
         let all = self.ledger.wants_all();
         let since = if all { 0 } else { self.ledger_changes };
         let (sums, changes) = self.shared.ledger().changed_after(since);
         if sums.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         match all {
             true => self.ledger.write_all(&sums)?,
             false => self.ledger.append(&sums)?,
         }
         self.ledger_changes = changes;
-        Ok(())
+        Ok(true)
     }
 
     /// Removes the logs of generations that are not known any more.
@@ -162,7 +244,7 @@ impl Logs {
         }
     }
 
-    fn begin(&mut self, generation: &Arc<Generation>) -> Written {
+    fn begin(&self, generation: &Arc<Generation>, pass: &mut Pass) -> Written {
         let started = &generation.started;
         let begin = Begin {
             owner: (*generation.owner).to_owned(),
@@ -177,58 +259,61 @@ impl Logs {
             grammar: (*generation.grammar).to_owned(),
             note: generation.note.to_vec(),
         };
-        let tokens = generation.tokens();
+        let (tokens, attempts) = (generation.tokens(), generation.attempts_so_far());
         let count = tokens.len();
-        let created = LogWriter::create(&self.folder.generations(), begin, tokens);
-        let (log, result) = match created {
-            Ok(log) => (Some(log), Ok(())),
-            Err(error) => (None, Err(error)),
+        let folder = self.folder.generations();
+        let log = match LogWriter::create(&folder, begin, tokens, attempts) {
+            Ok(log) => {
+                pass.note(Ok(true));
+                Some(log)
+            }
+            Err(error) => {
+                pass.note(Err(error));
+                None
+            }
         };
-        self.failing = report(self.failing, result);
         Written {
             generation: generation.clone(),
             log,
             tokens: count,
+            attempts,
             ended: false,
         }
     }
 }
 
 impl Written {
-    /// Appends what is new.
-    fn append(&mut self) -> io::Result<()> {
+    /// Appends what is new; whether there was anything.
+    fn append(&mut self) -> io::Result<bool> {
         let Some(log) = self.log.as_mut().filter(|_| !self.ended) else {
-            return Ok(());
+            return Ok(false);
         };
         let (tokens, outcome) = self.generation.since(self.tokens);
+        let new = !tokens.is_empty() || outcome.is_some();
         if !tokens.is_empty() {
             self.tokens += tokens.len();
+            self.attempts = 0;
             log.append(&Record::Tokens(tokens))?;
         }
-        // A failed one is continued by whoever comes next.
-        let outcome = outcome.filter(|end| !matches!(end.reason, FinishReason::Failed(_)));
         if let Some(outcome) = outcome {
             log.append(&Record::End(outcome))?;
             log.sync()?;
             self.ended = true;
         }
-        Ok(())
+        Ok(new)
     }
-}
 
-/// Says once that logs cannot be written; returns whether that is still so.
-fn report(failing: bool, result: io::Result<()>) -> bool {
-    match result {
-        Ok(()) => failing,
-        Err(error) => {
-            if !failing {
-                tracing::warn!(
-                    %error,
-                    "a generation's log or the usage ledger could not be written; service goes on, \
-                     but a restart will not know what was not written"
-                );
-            }
-            true
+    /// Makes it durable. A `sound` end is no attempt that failed.
+    fn close(&mut self, sound: bool) -> io::Result<bool> {
+        let Some(log) = self.log.as_mut() else {
+            return Ok(false);
+        };
+        let blameless = sound && !self.ended && self.attempts > 0;
+        if blameless {
+            self.attempts -= 1;
+            log.append(&Record::Attempts(self.attempts))?;
         }
+        log.sync()?;
+        Ok(blameless)
     }
 }

@@ -6,7 +6,7 @@
 //! gives up before it was saved is given to that thread too.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     io,
     sync::{
         Arc,
@@ -27,8 +27,17 @@ use crate::{
     snapshot::{Folder, file::Content, kv::KvStore},
 };
 
+/// What a generation of a predecessor is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revival {
+    /// It has ended: its log is read.
+    ToRead,
+    /// It goes on.
+    ToGoOn,
+}
+
 /// Makes what a front end attached to a request again, from the request's note.
-pub type Revive = Box<dyn Fn(&mut Request) + Send + Sync>;
+pub type Revive = Box<dyn Fn(&mut Request, Revival) + Send + Sync>;
 
 /// Where an engine leaves what its successor needs.
 pub struct Storage {
@@ -70,6 +79,10 @@ pub(super) struct Saver {
     queue: VecDeque<AnchorId>,
     /// Units handed over in this pass.
     sent: HashSet<PrefixKey>,
+    /// Anchors that are on disk, whole and as they are here.
+    complete: HashMap<AnchorId, AnchorImage>,
+    /// What the store had given up when that was so.
+    complete_at: u64,
     /// The piece that is being copied.
     part: Option<Part>,
     /// Pieces of what the cache gave up, copied already.
@@ -103,6 +116,8 @@ impl Saver {
             due: storage.interval,
             queue: VecDeque::new(),
             sent: HashSet::new(),
+            complete: HashMap::new(),
+            complete_at: 0,
             part: None,
             given: VecDeque::new(),
             given_bytes: 0,
@@ -210,12 +225,33 @@ impl Saver {
             false => AT_A_TIME,
         };
         let piece = self.waiting.take().or_else(|| self.next_given());
-        let Some(piece) = piece.or_else(|| self.next_piece(scheduler, executor, at_most)) else {
-            return;
+        let piece = match piece {
+            Some(piece) => piece,
+            None => match self.next_piece(scheduler, executor, at_most) {
+                Turn::Piece(piece) => piece,
+                Turn::More | Turn::Over => return,
+            },
         };
-        if let Err(TrySendError::Full(piece)) = self.pieces.try_send(piece) {
-            self.waiting = Some(piece);
+        match self.pieces.try_send(piece) {
+            Ok(()) => {}
+            Err(TrySendError::Full(piece)) => self.waiting = Some(piece),
+            Err(TrySendError::Disconnected(_)) => {
+                tracing::error!(
+                    "the thread that writes snapshots is gone; a restart will compute what it had \
+                     not written"
+                );
+                self.turn_off();
+            }
         }
+    }
+
+    /// Nothing is saved any more, and nothing waits to be.
+    fn turn_off(&mut self) {
+        self.off = true;
+        self.given.clear();
+        self.given_bytes = 0;
+        self.part = None;
+        self.pending.store(0, Ordering::Relaxed);
     }
 
     /// Saves all that is left, if `sound`, and waits until it is written.
@@ -242,9 +278,10 @@ impl Saver {
             if !sound || self.off {
                 break;
             }
-            piece = self.next_piece(scheduler, executor, PIECE);
-            if piece.is_none() {
-                break;
+            match self.next_piece(scheduler, executor, PIECE) {
+                Turn::Piece(next) => piece = Some(next),
+                Turn::More => {}
+                Turn::Over => break,
             }
         }
         drop(self.pieces);
@@ -270,28 +307,54 @@ impl Saver {
         self.sent.clear();
         let copied = self.part.iter().flat_map(|part| &part.keys);
         self.sent.extend(copied);
+        let worth: HashSet<AnchorId> = scheduler.prefixes().worth_saving().into_iter().collect();
+        self.complete.retain(|id, _| worth.contains(id));
         self.queue = scheduler.prefixes().worth_saving().into();
     }
 
-    /// Copies what comes next, about `at_most` bytes of units; `None` when the piece is not whole yet
-    /// or the pass is over.
+    /// Whether an anchor is on disk; with whether that had to be looked up there, unit by unit.
+    fn is_saved(&mut self, id: AnchorId, image: &AnchorImage) -> (bool, bool) {
+        let removals = self.store.removals();
+        if self.complete_at != removals {
+            self.complete.clear();
+            self.complete_at = removals;
+        }
+        if self.complete.get(&id).is_some_and(|there| there == image) {
+            return (true, false);
+        }
+        let saved = self.store.has_anchor(image);
+        if saved {
+            self.complete.insert(id, image.clone());
+        }
+        (saved, true)
+    }
+
+    /// Copies what comes next, about `at_most` bytes of units. Looks through at most one anchor that
+    /// may be on disk already.
     fn next_piece(
         &mut self,
         scheduler: &Scheduler,
         executor: &mut dyn Executor,
         at_most: usize,
-    ) -> Option<Piece> {
+    ) -> Turn {
         let prefixes = scheduler.prefixes();
         while let Some(&id) = self.queue.front() {
             // It may have been given up in the meantime, or saved before.
-            let image = prefixes.image(id);
-            let Some(image) = image.filter(|image| !self.store.has_anchor(image)) else {
+            let Some(image) = prefixes.image(id) else {
                 self.queue.pop_front();
                 continue;
             };
+            let (saved, looked_up) = self.is_saved(id, &image);
+            if saved {
+                self.queue.pop_front();
+                if looked_up {
+                    return Turn::More;
+                }
+                continue;
+            }
             let chain = prefixes.chain(id);
-            let piece = match self.copy_units(&chain, scheduler, executor, at_most) {
-                Ok(Copied::Part) => return None,
+            let copied = match self.copy_units(&chain, scheduler, executor, at_most) {
+                Ok(Copied::Part) => return Turn::More,
                 Ok(Copied::Piece(piece)) => Ok(Some(piece)),
                 Ok(Copied::All) => {
                     self.queue.pop_front();
@@ -299,20 +362,20 @@ impl Saver {
                 }
                 Err(error) => Err(error),
             };
-            match piece {
-                Ok(Some(piece)) => return Some(self.count(piece)),
-                Ok(None) => {
-                    self.queue.pop_front();
-                }
+            match copied {
+                Ok(Some(piece)) => return Turn::Piece(self.count(piece)),
+                Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(%error, "blocks cannot be saved; a restart will compute them");
                     self.off = true;
-                    return None;
+                    return Turn::Over;
                 }
             }
         }
-        let rest = self.part.take();
-        rest.map(|part| self.count(part.into_piece()))
+        match self.part.take() {
+            Some(part) => Turn::Piece(self.count(part.into_piece())),
+            None => Turn::Over,
+        }
     }
 
     fn count(&self, piece: Piece) -> Piece {
@@ -328,39 +391,34 @@ impl Saver {
         executor: &mut dyn Executor,
         at_most: usize,
     ) -> Result<Copied, ExecError> {
-        let known = |key: &PrefixKey| self.sent.contains(key) || self.store.has_unit(key);
-        let (mut part, from) = match self.part.take() {
+        let sent = |key: &PrefixKey| self.sent.contains(key);
+        let (mut part, missing) = match self.part.take() {
             Some(part) => {
                 let last = chain.iter().position(|key| part.keys.last() == Some(key));
                 let Some(last) = last else {
                     // Its chain was given up: what was copied of it is whole by itself.
                     return Ok(Copied::Piece(part.into_piece()));
                 };
-                (part, last + 1)
+                let next = last + 1;
+                let missing = self.store.first_missing(chain, next, sent);
+                let missing = missing.filter(|missing| missing.start == next);
+                (part, missing.unwrap_or(next..next))
             }
             None => {
-                let Some(first) = chain.iter().position(|key| !known(key)) else {
+                let Some(missing) = self.store.first_missing(chain, 0, sent) else {
                     return Ok(Copied::All);
                 };
-                let parent = first.checked_sub(1).and_then(|at| chain.get(at)).copied();
-                let (keys, bytes) = (Vec::new(), Vec::new());
-                (
-                    Part {
-                        parent,
-                        keys,
-                        bytes,
-                    },
-                    first,
-                )
+                let parent = missing.start.checked_sub(1).and_then(|at| chain.get(at));
+                let part = Part {
+                    parent: parent.copied(),
+                    keys: Vec::new(),
+                    bytes: Vec::new(),
+                };
+                (part, missing)
             }
         };
         let enough = part.bytes.len().saturating_add(at_most);
-        let missing: Vec<PrefixKey> = chain[from..]
-            .iter()
-            .take_while(|key| !known(key))
-            .copied()
-            .collect();
-        for key in missing {
+        for &key in &chain[missing] {
             if part.bytes.len() >= PIECE {
                 break;
             }
@@ -393,6 +451,15 @@ impl Part {
         };
         (content, self.bytes)
     }
+}
+
+/// What came of looking for the next piece.
+enum Turn {
+    Piece(Piece),
+    /// None yet: the next turn goes on.
+    More,
+    /// The pass is over.
+    Over,
 }
 
 /// How far the units of a chain are copied.

@@ -206,17 +206,16 @@ impl EngineThread {
     /// comes back for it starts it again from the tokens it has.
     fn sweep(&mut self, now: Duration) {
         let config = &self.shared.config;
-        let (overdue, next) = self
-            .shared
-            .registry()
-            .overdue(now, config.lease, config.orphans);
+        let (lease, orphans) = (config.lease, config.orphans);
+        // Looked at and taken out under one lock: whoever attaches finds it before, and then it
+        // stays, or does not find it.
+        let (overdue, next) = self.shared.registry().take_overdue(now, lease, orphans);
         self.next_sweep = next;
         if let Some(saver) = self.tiers.saver().filter(|_| !overdue.is_empty()) {
             saver.save_soon(now);
         }
         for generation in overdue {
             self.cancel(now, &generation);
-            self.shared.registry().remove(&generation);
             tracing::debug!(
                 id = generation.id,
                 "a generation that nobody read is forgotten"
@@ -437,7 +436,7 @@ impl EngineThread {
                 usage,
                 timings: Timings::default(),
             };
-            cut += usize::from(generation.finish(now, outcome));
+            cut += usize::from(generation.cut(now, outcome));
         }
         drop(registry);
         let running: Vec<SeqId> = self.by_seq.keys().copied().collect();
@@ -449,7 +448,7 @@ impl EngineThread {
             saver.finish(sound, &self.scheduler, &mut *self.executor);
         }
         if let Some(persister) = self.persister.take() {
-            persister.finish();
+            persister.finish(sound);
         }
         self.shared
             .set_stats(self.scheduler.stats(), self.tiers.stats());

@@ -83,6 +83,8 @@ pub(super) struct Tiers {
     unit_bytes: u64,
     /// Fetched for sequences that wait.
     staged: HashMap<SeqId, u64>,
+    /// Being read, for sequences that may have been cancelled since.
+    under_way: HashMap<SeqId, u64>,
     /// From the host tier to the device.
     load: Rate,
     /// From disk to the host tier.
@@ -113,6 +115,7 @@ impl Tiers {
             stride: scheduler.stride(),
             unit_bytes: (per_unit * limits.full_block_bytes) as u64,
             staged: HashMap::new(),
+            under_way: HashMap::new(),
             load: Rate::default(),
             read: Rate::default(),
             off: false,
@@ -179,7 +182,10 @@ impl Tiers {
         let anchor_bytes = saver.store().anchor_bytes(&found.image);
         let bytes = units.len() as u64 * self.unit_bytes + anchor_bytes;
         let spared = found.image.spares(tokens, self.stride) - above;
-        let staged: u64 = self.staged.values().sum();
+        let nobodys = self.under_way.iter();
+        let nobodys = nobodys.filter(|(seq, _)| !self.staged.contains_key(*seq));
+        let nobodys: u64 = nobodys.map(|(_, bytes)| bytes).sum();
+        let staged = self.staged.values().sum::<u64>() + nobodys;
         let takes = self.read.seconds(bytes) + self.load.seconds(bytes);
         let worth = is_sooner(takes, spared, scheduler.row_seconds());
         if !worth || staged + bytes > self.host_limit.max(STAGED_MOST) {
@@ -188,6 +194,7 @@ impl Tiers {
         let begun = fetcher.begin(Job { seq, found, units });
         if begun {
             self.staged.insert(seq, bytes);
+            self.under_way.insert(seq, bytes);
         }
         begun
     }
@@ -208,6 +215,7 @@ impl Tiers {
             patience = Duration::ZERO;
             let Job { seq, found, units } = fetched.job;
             arrived.push(seq);
+            self.under_way.remove(&seq);
             match fetched.read {
                 Ok((bytes, anchor)) => {
                     let read = bytes.iter().map(Vec::len).sum::<usize>() + anchor.len();
@@ -230,16 +238,16 @@ impl Tiers {
         if !fetcher.is_busy() {
             // Whatever became of the reading, nobody is held for nothing.
             arrived.extend(self.staged.keys());
+            self.under_way.clear();
         }
         arrived
     }
 
     /// Lets go of what was fetched for sequences that wait no more.
     pub(super) fn settle(&mut self, scheduler: &Scheduler) {
-        if !self.staged.is_empty() {
-            self.staged.retain(|seq, _| scheduler.is_waiting(*seq));
-            self.host.trim(self.staged.values().sum());
-        }
+        self.staged.retain(|seq, _| scheduler.is_waiting(*seq));
+        // What arrives for one that was cancelled in the meantime is nobody's.
+        self.host.trim(self.staged.values().sum());
     }
 
     fn save(&mut self, dropped: &Dropped, executor: &mut dyn Executor) -> Result<(), ExecError> {

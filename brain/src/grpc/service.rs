@@ -15,7 +15,7 @@ use tracing::info_span;
 use super::{convert, events};
 use crate::{
     callers::Owner,
-    serving::{Opened, Serving, conversation, problem, sampling},
+    serving::{Opened, Return, Serving, conversation, problem, sampling},
 };
 
 /// Serves the contract over one engine.
@@ -59,6 +59,7 @@ impl BrainService {
                 &request.generation_id,
                 request.spec,
                 request.from_index as usize,
+                Return::Possible,
             )
             .await?;
         let facts = serving.facts.clone();

@@ -17,7 +17,7 @@ use crate::{
     callers::Owner,
     engine::Engine,
     sched::{request::FinishReason, types::TokenId},
-    serving::{Ending, Read, Reader, Round, Serving},
+    serving::{Ending, Read, Reader, Return, Round, Serving},
 };
 
 /// Choices of one request, at most.
@@ -108,14 +108,17 @@ pub(super) async fn start(
     let choices = (0..ask.specs.len() * ask.n).map(|index| async move {
         // An id that a client happens to use twice names two generations, unless it is meant to
         // find the first one again.
-        let id = match ask.resumable {
-            true => generation_id(&ask.shown_id, index),
-            false => generation_id(RequestId::random().text(), index),
+        let (id, come_back) = match ask.resumable {
+            true => (generation_id(&ask.shown_id, index), Return::Possible),
+            false => (
+                generation_id(RequestId::random().text(), index),
+                Return::Never,
+            ),
         };
         let spec = with_seed(ask.specs[index / ask.n].clone(), index % ask.n);
         let span = span::generation(serving, ask, &spec);
         let opened = serving
-            .open(&id, Some(spec), ask.from)
+            .open(&id, Some(spec), ask.from, come_back)
             .instrument(span.clone())
             .await
             .map_err(|problem| {

@@ -59,6 +59,8 @@ pub struct Request {
     /// From which the front end can make `stop_check` and `reading` again after a restart; the
     /// constraint is made from `grammar` and the prompt.
     pub note: Arc<[u8]>,
+    /// Whether somebody may come back for it after a restart: only then is its log kept.
+    pub kept: bool,
 }
 
 impl Request {
@@ -79,6 +81,7 @@ impl Request {
             constraint: None,
             reading: None,
             note: Arc::default(),
+            kept: true,
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{Serving, conversation, form, problem, sampling, size};
 use crate::{
-    engine::Started,
+    engine::{Revival, Started},
     sched::{fair::Priority, request::Request, types::TokenId},
     text::{
         conversation::Tool,
@@ -72,7 +72,7 @@ pub(super) fn lower(
         note: note_of(&tools),
         ..Request::new(prompt.clone(), resolved.params)
     };
-    revive(&serving.text, &mut request);
+    give_text(&serving.text, &mut request);
     if let Some(form) = form {
         form::apply(&serving.text, &form, &mut request)?;
     }
@@ -98,9 +98,17 @@ fn note_of(tools: &[Tool]) -> Arc<[u8]> {
     serde_json::to_vec(&noted).unwrap_or_default().into()
 }
 
-/// Gives a request what is made from its stop strings, its grammar and its note: the check for
-/// stops, the constraint, and what readers need.
-pub(crate) fn revive(text: &TextModel, request: &mut Request) {
+/// Makes a request of a generation's log again: what a reader needs, and the grammar where it goes on.
+pub(crate) fn revive(text: &TextModel, request: &mut Request, revival: Revival) {
+    give_text(text, request);
+    if revival == Revival::ToGoOn {
+        form::revive(text, request);
+    }
+}
+
+/// Gives a request what is made from its stop strings and its note: the check for stops, and what
+/// readers need.
+fn give_text(text: &TextModel, request: &mut Request) {
     request.stop_check = (!request.stop_strings.is_empty()).then(|| {
         Box::new(StopStrings::new(
             text.tokenizer().clone(),
@@ -108,7 +116,6 @@ pub(crate) fn revive(text: &TextModel, request: &mut Request) {
             request.params.min_tokens,
         )) as _
     });
-    form::revive(text, request);
     let noted: Vec<NotedTool> = serde_json::from_slice(&request.note).unwrap_or_default();
     let tools = noted.into_iter().map(|(name, parameters)| Tool {
         name,

@@ -29,7 +29,7 @@ use crate::{
     text::model::TextModel,
 };
 
-pub use open::Opened;
+pub use open::{Opened, Return};
 pub use reader::{Ending, Read, Reader, Round};
 pub(crate) use size::LONGEST_RUN_ID;
 
@@ -97,8 +97,13 @@ impl Serving {
     ) -> Result<T, Problem> {
         let serving = self.clone();
         // The semaphore is never closed; without a permit the work is only less polite.
-        let _permit = self.slow.acquire().await.ok();
-        match tokio::task::spawn_blocking(move || work(&serving)).await {
+        let permit = self.slow.clone().acquire_owned().await.ok();
+        let work = move || {
+            // Work goes on when whoever asked for it is gone: it gives its place back itself.
+            let _permit = permit;
+            work(&serving)
+        };
+        match tokio::task::spawn_blocking(work).await {
             Ok(result) => result,
             Err(error) => {
                 tracing::error!(%error, "work on a call failed");

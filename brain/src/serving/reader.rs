@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::{
-    engine::{Cursor, LogEvent},
+    engine::{Cursor, LogEvent, MOST_AT_ONCE},
     sched::{sequence::Outcome, types::Emitted},
     text::{
         stream::{Delta, TurnStream},
@@ -61,6 +61,8 @@ pub struct Reader {
     read: usize,
     ready: VecDeque<Read>,
     one_by_one: bool,
+    /// Tokens read since others had their turn.
+    unbroken: usize,
 }
 
 impl Reader {
@@ -73,6 +75,7 @@ impl Reader {
             read: 0,
             ready: VecDeque::new(),
             one_by_one: false,
+            unbroken: 0,
         }
     }
 
@@ -94,8 +97,16 @@ impl Reader {
                     drafted,
                     accepted,
                     ..
-                } => self.take(tokens, drafted, accepted),
+                } => {
+                    self.unbroken += tokens.len();
+                    self.take(tokens, drafted, accepted);
+                }
                 LogEvent::Finished(outcome) => self.finish(outcome),
+            }
+            // A long log that is there already is read without waiting for anything.
+            if self.unbroken >= MOST_AT_ONCE {
+                self.unbroken = 0;
+                tokio::task::yield_now().await;
             }
         }
     }
