@@ -25,7 +25,7 @@ pub enum Command {
     /// When it serves, one line goes to standard output:
     /// `ready addr=ADDRESS model=NAME fingerprint=HASH http=ADDRESS`. Logs go to standard error. The first
     /// SIGTERM or SIGINT lets running generations end, the second ends everything at once.
-    #[command(after_help = SERVE_HELP)]
+    #[command(after_help = serve_help())]
     Serve(ServeArgs),
     /// Print one answer of the model, without a server.
     Generate(GenerateArgs),
@@ -58,16 +58,11 @@ Examples:
   brain serve --model /models/gemma-4-E4B-it     a checkpoint folder
   brain serve --model google/gemma-4-E4B-it      a model on the hub, fetched once
   brain serve --grpc-addr unix:/run/brain.sock   a socket instead of a port
-  brain serve --print-config                     every setting and where it comes from
+  brain serve --print-config                     every setting and where it comes from";
 
-Exit codes:
-  0  ended as asked
-  2  a flag, a BRAIN_ variable or the configuration file is wrong
-  3  the checkpoint cannot be served
-  4  the address cannot be listened on
-  5  the device cannot hold the model
-  6  serving failed; a device that broke is a reason: start brain again
-  7  ended at once by a second signal";
+fn serve_help() -> String {
+    format!("{SERVE_HELP}\n\n{EXIT_CODES}")
+}
 
 const PULL_HELP: &str = "\
 The files go to the cache that huggingface_hub uses, and what is there is not fetched again. A fetch
@@ -137,7 +132,7 @@ pub struct GenerateArgs {
     /// Configuration file (TOML); also BRAIN_CONFIG.
     #[arg(long, env = "BRAIN_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The settings of `brain serve`; those of its server do nothing here.
+    /// The settings of `brain serve`; those of its server and its snapshot folder do nothing here.
     #[command(flatten)]
     pub settings: Settings,
 }
@@ -280,7 +275,7 @@ pub struct BenchArgs {
     /// Configuration file (TOML); also BRAIN_CONFIG.
     #[arg(long, env = "BRAIN_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// The settings of `brain serve`; those of its server do nothing here.
+    /// The settings of `brain serve`; those of its server and its snapshot folder do nothing here.
     #[command(flatten)]
     pub settings: Settings,
 }
@@ -395,7 +390,7 @@ pub struct Settings {
     #[arg(long, value_name = "DIR")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_dir: Option<String>,
-    /// Disk space for cached prompts in it, at most; the oldest go first [default: 16GiB].
+    /// Disk space for cached prompts in it, at most, as 64GiB; the oldest go first [default: 16GiB].
     #[arg(long, value_name = "SIZE")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot_quota: Option<String>,

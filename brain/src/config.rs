@@ -1,6 +1,7 @@
 //! Settings: flags over environment (`BRAIN_…`) over a TOML file over defaults.
 
 mod cpus;
+mod layers;
 
 use std::{
     path::{Path, PathBuf},
@@ -9,10 +10,11 @@ use std::{
 };
 
 use figment::{
-    Figment, Profile, Provider,
+    Figment,
     providers::{Env, Format as _, Serialized, Toml},
-    value::{Dict, Map},
+    value::Dict,
 };
+use layers::{Given, describe, environment, origin};
 use marathon_proto::{net::ListenAddr, telemetry::LogFormat, tls::IdentityFiles};
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +24,7 @@ use crate::{
     http::{HttpAddr, HttpOptions},
     hub::ModelName,
     model::kv_dtype::KvChoice,
+    size,
 };
 
 /// Every setting as it is written. An empty text is "not set".
@@ -276,8 +279,24 @@ pub struct Config {
     pub device_fault_after: Option<u64>,
 }
 
+impl Config {
+    /// The same without the folders that a service has for itself: what is asked here is no part of
+    /// what it goes on with.
+    #[must_use]
+    pub fn apart(&self) -> Self {
+        Self {
+            snapshot_dir: None,
+            ..self.clone()
+        }
+    }
+}
+
 /// The most drafts that a round may be asked to make.
 const MAX_DRAFTS: u32 = 16;
+/// The shortest lease.
+const SECOND: Duration = Duration::from_secs(1);
+/// The shortest time between two passes of saving.
+const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Settings and where each came from.
 #[derive(Debug)]
@@ -302,8 +321,13 @@ impl Loaded {
         }
         let figment = figment
             // The keys are secrets: they are never printed and are read where they are used.
-            .merge(Env::prefixed("BRAIN_").ignore(&["config", "api_keys"]))
-            .merge(Flags(flags.given()));
+            .merge(environment(
+                Env::prefixed("BRAIN_")
+                    .ignore(&["config", "api_keys"])
+                    .iter()
+                    .map(|(name, text)| (name.into_string(), text)),
+            ))
+            .merge(Given("command line", flags.given()));
         let written = figment
             .extract()
             .map_err(|error| Error::Usage(describe(&error)))?;
@@ -414,7 +438,11 @@ impl Loaded {
             http: HttpOptions {
                 addr: self.http_addr(&written.http_addr)?,
                 response_dir: set(written.response_dir),
-                response_lease: self.time("response_lease", &written.response_lease)?,
+                response_lease: self.time_from(
+                    "response_lease",
+                    &written.response_lease,
+                    SECOND,
+                )?,
                 cors_origins: self.origins(&written.cors_origins)?,
             },
             drafter,
@@ -436,13 +464,15 @@ impl Loaded {
                 threads => threads,
             },
             cpus,
-            lease: self.time("lease", &written.lease)?,
+            lease: self.time_from("lease", &written.lease, SECOND)?,
             drain: self.time("drain", &written.drain)?,
             snapshot_dir: set(written.snapshot_dir),
-            snapshot_quota: self
-                .size("snapshot_quota", &written.snapshot_quota.text())?
-                .unwrap_or(u64::MAX),
-            snapshot_interval: self.time("snapshot_interval", &written.snapshot_interval)?,
+            snapshot_quota: self.given_size("snapshot_quota", &written.snapshot_quota.text())?,
+            snapshot_interval: self.time_from(
+                "snapshot_interval",
+                &written.snapshot_interval,
+                LEAST_INTERVAL,
+            )?,
             token_file: set(written.token_file),
             api_key_file: set(written.api_key_file),
             identity: IdentityFiles::from_options(set(written.tls_cert), set(written.tls_key))
@@ -521,28 +551,36 @@ impl Loaded {
             .map_err(|_| self.bad(field, format!("{text:?} is no time: write 90s, 15m or 2h")))
     }
 
-    fn size(&self, field: &str, text: &str) -> Result<Option<u64>, Error> {
-        if text == "auto" {
-            return Ok(None);
-        }
-        let digits = text
-            .trim_end_matches(|c: char| c.is_ascii_alphabetic())
-            .trim();
-        let unit: u64 = match text.trim_start_matches(|c: char| c.is_ascii_digit()).trim() {
-            "" | "B" => 1,
-            "KiB" | "K" => 1 << 10,
-            "MiB" | "M" => 1 << 20,
-            "GiB" | "G" => 1 << 30,
-            _ => 0,
-        };
-        let bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-        match bytes {
-            Some(bytes) if bytes > 0 => Ok(Some(bytes)),
-            _ => Err(self.bad(
+    /// A time after which something is done again and again.
+    fn time_from(&self, field: &str, text: &str, least: Duration) -> Result<Duration, Error> {
+        let time = self.time(field, text)?;
+        if time < least {
+            let least = humantime::format_duration(least);
+            return Err(self.bad(
                 field,
-                format!("{text:?} is no size: write auto, 512MiB or 8GiB"),
-            )),
+                format!("{text:?} is too short: give {least} or more"),
+            ));
         }
+        Ok(time)
+    }
+
+    /// `None` for `auto`.
+    fn size(&self, field: &str, text: &str) -> Result<Option<u64>, Error> {
+        match text {
+            "auto" => Ok(None),
+            _ => size::parse(text).map(Some).ok_or_else(|| {
+                let what = "is no size: write auto, 512MiB or 8GiB";
+                self.bad(field, format!("{text:?} {what}"))
+            }),
+        }
+    }
+
+    /// The same where nothing is chosen.
+    fn given_size(&self, field: &str, text: &str) -> Result<u64, Error> {
+        size::parse(text).ok_or_else(|| {
+            let what = "is no size: write 512MiB or 8GiB";
+            self.bad(field, format!("{text:?} {what}"))
+        })
     }
 
     fn bad(&self, field: &str, what: impl AsRef<str>) -> Error {
@@ -564,42 +602,6 @@ fn folder_name(path: &Path) -> String {
     let name = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let name = name.file_name().unwrap_or(path.as_os_str());
     name.to_string_lossy().replace(char::is_whitespace, "-")
-}
-
-/// Where a setting comes from, in a user's words.
-fn origin(found: &figment::Metadata, field: &str) -> String {
-    match &found.source {
-        Some(figment::Source::File(path)) => path.display().to_string(),
-        _ if found.name.contains("environment") => format!("BRAIN_{}", field.to_uppercase()),
-        _ => found.name.to_string(),
-    }
-}
-
-fn describe(error: &figment::Error) -> String {
-    let name = error.path.join(".");
-    let place = error
-        .metadata
-        .as_ref()
-        .filter(|found| !found.name.contains("::"))
-        .map(|found| format!(" ({})", origin(found, &name)))
-        .unwrap_or_default();
-    if name.is_empty() {
-        format!("configuration{place}: {}", error.kind)
-    } else {
-        format!("setting {name}{place}: {}", error.kind)
-    }
-}
-
-struct Flags(Dict);
-
-impl Provider for Flags {
-    fn metadata(&self) -> figment::Metadata {
-        figment::Metadata::named("command line")
-    }
-
-    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
-        Ok(Map::from([(Profile::Default, self.0.clone())]))
-    }
 }
 
 #[cfg(test)]

@@ -100,7 +100,9 @@ async fn run(config: Config) -> Result<(), Error> {
     .await?;
 
     let Some(serving) = load(&config, &shutdown).await? else {
-        return Ok(());
+        // After a signal, or because HTTP ended by itself, which is a failure.
+        closing.cancel();
+        return end(&tasks, &shutdown, None).await;
     };
     if let Some(http) = &http {
         http.model.send_replace(Some(serving.clone()));
@@ -275,17 +277,23 @@ async fn start(
         () = shutdown.forced().cancelled() => return Err(Error::Forced),
     }
     closing.cancel();
+    end(tasks, shutdown, Some(serving)).await?;
+    tracing::info!("ended");
+    Ok(())
+}
+
+/// Waits for the tasks; says what failed, if anything did.
+async fn end(tasks: &Tasks, shutdown: &Shutdown, serving: Option<&Serving>) -> Result<(), Error> {
     let finished = tasks.finish(CLOSING).await.map_err(|failure| {
-        Error::Serving(match serving.engine.health() {
-            Health::Stopped(reason) => format!("the engine has stopped: {reason}"),
+        Error::Serving(match serving.map(|serving| serving.engine.health()) {
+            Some(Health::Stopped(reason)) => format!("the engine has stopped: {reason}"),
             _ => failure.to_string(),
         })
     })?;
-    if !finished && shutdown.forced().is_cancelled() {
-        return Err(Error::Forced);
+    match finished || !shutdown.forced().is_cancelled() {
+        true => Ok(()),
+        false => Err(Error::Forced),
     }
-    tracing::info!("ended");
-    Ok(())
 }
 
 /// A line for scripts. A closed standard output is no reason not to serve.
@@ -301,5 +309,25 @@ fn announce(line: &str) {
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "the service manager could not be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_ends_by_itself_before_brain_is_ready_is_a_failure_and_a_signal_is_none() {
+        for (by_itself, code) in [(true, 6), (false, 0)] {
+            let shutdown = Shutdown::default();
+            let tasks = Tasks::new(shutdown.clone());
+            if !by_itself {
+                shutdown.begin();
+            }
+            tasks.spawn("http", Kind::Essential, async {});
+            shutdown.graceful().cancelled().await;
+            let ended = end(&tasks, &shutdown, None).await;
+            assert_eq!(ended.map_or_else(|error| error.code(), |()| 0), code);
+        }
     }
 }

@@ -1,30 +1,27 @@
-//! `brain generate`: one answer, printed as it comes. No server, the same path of tokens.
+//! `brain generate`: one answer, printed as it comes. No server; a request goes the way of every
+//! other.
 
-use std::{io::Write as _, sync::Arc, time::Instant};
+use std::{io::Write as _, time::Instant};
+
+use marathon_proto::{
+    brain::{self as pb, generation_spec::Prompt},
+    status::Problem,
+};
 
 use crate::{
     bringup,
     cli::GenerateArgs,
     config::Config,
-    engine::LogEvent,
     error::Error,
-    sched::{
-        request::{FinishReason, Request},
-        sequence::Outcome,
-        types::{SamplingParams, TokenId},
-    },
-    serving::Serving,
-    text::{
-        conversation::{Conversation, Message, Role},
-        stream::{StreamOptions, TurnStream},
-        turn::{Start, TurnEvent, call_id},
-    },
+    sched::{request::FinishReason, sequence::Outcome},
+    serving::{Read, Return, Serving},
+    text::turn::{TurnEvent, call_id},
 };
 
 /// Generates one answer and prints it.
 pub fn generate(args: &GenerateArgs, config: &Config) -> Result<(), Error> {
     bringup::check(config)?;
-    let serving = bringup::bring_up(config)?;
+    let serving = bringup::bring_up(&config.apart())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .map_err(|error| Error::Serving(format!("no runtime: {error}")))?;
@@ -32,81 +29,56 @@ pub fn generate(args: &GenerateArgs, config: &Config) -> Result<(), Error> {
 }
 
 async fn run(args: &GenerateArgs, serving: &Serving) -> Result<(), Error> {
-    let prompt = prompt(args, serving)?;
-    let room = serving.engine.max_len().saturating_sub(prompt.len());
-    let facts = &serving.facts;
-    let params = SamplingParams {
-        temperature: args.temperature.unwrap_or(facts.defaults.temperature),
-        top_k: facts.defaults.top_k,
-        top_p: facts.defaults.top_p,
-        min_p: 0.0,
-        seed: args.seed,
-        repetition_penalty: 1.0,
-        presence_penalty: 0.0,
-        frequency_penalty: 0.0,
-        logit_bias: Default::default(),
-        suppressed: facts.suppressed.clone(),
-        stop_tokens: facts.stop_tokens.clone(),
-        min_tokens: 0,
-        max_tokens: args.max_tokens.unwrap_or(room as u32).max(1),
-        logprobs: 0,
-    };
-    let tokenizer = serving.text.tokenizer().clone();
-    let mut text = TurnStream::new(
-        tokenizer.clone(),
-        StreamOptions {
-            start: Start::after(&prompt, tokenizer.markers()),
-            schemas: Arc::default(),
-            stop_strings: Vec::new(),
-            stop_tokens: params.stop_tokens.clone(),
-            min_tokens: 0,
-        },
-    );
-    let request = Request {
-        draft: facts.draft,
-        ..Request::new(prompt, params)
+    let spec = pb::GenerationSpec {
+        prompt: Some(prompt(args, serving)?),
+        sampling: Some(pb::Sampling {
+            temperature: args.temperature,
+            seed: Some(args.seed),
+            max_tokens: args.max_tokens,
+            ..pb::Sampling::default()
+        }),
+        ..pb::GenerationSpec::default()
     };
     let started = Instant::now();
-    let mut cursor = serving
-        .engine
-        .generate("generate", Some(request), 0)
-        .map_err(|error| Error::Usage(error.to_string()))?
-        .cursor;
-    while let Some(event) = cursor.next().await {
-        match event {
-            LogEvent::Tokens { tokens, .. } => {
-                let ids: Vec<TokenId> = tokens.iter().map(|token| token.id).collect();
-                print(&text.push(&ids).turn)?;
-            }
-            LogEvent::Finished(outcome) => {
-                print(&text.finish().turn)?;
+    let opened = serving.open("generate", Some(spec), 0, Return::Never).await;
+    let mut reader = opened.map_err(|problem| refused(&problem))?.reader;
+    while let Some(read) = reader.next().await {
+        match read {
+            Read::Tokens(round) => print(&round.delta.turn)?,
+            Read::Finished(ending) => {
                 print(&[TurnEvent::Content("\n".to_owned())])?;
-                return report(&outcome, started);
+                return report(&ending.outcome, started);
             }
         }
     }
     Err(Error::Serving("the engine ended before the answer".into()))
 }
 
-fn prompt(args: &GenerateArgs, serving: &Serving) -> Result<Vec<TokenId>, Error> {
+fn refused(problem: &Problem) -> Error {
+    Error::Usage(match &problem.field {
+        Some(field) => format!("{field}: {}", problem.message),
+        None => problem.message.clone(),
+    })
+}
+
+fn prompt(args: &GenerateArgs, serving: &Serving) -> Result<Prompt, Error> {
     if args.raw {
         let tokens = serving.text.tokenizer().encode_with_specials(&args.prompt);
-        return tokens.map_err(|error| Error::Usage(error.to_string()));
+        let ids = tokens.map_err(|error| Error::Usage(error.to_string()))?;
+        return Ok(Prompt::PromptTokens(pb::TokenIds { ids }));
     }
-    let mut messages = Vec::new();
-    if let Some(system) = &args.system {
-        messages.push(Message::new(Role::System, system));
-    }
-    messages.push(Message::new(Role::User, &args.prompt));
-    let conversation = Conversation {
-        messages,
-        tools: Vec::new(),
-        thinking: args.thinking,
+    let message = |role: &str, content: &str| pb::Message {
+        role: role.to_owned(),
+        content: content.to_owned(),
+        ..pb::Message::default()
     };
-    serving
-        .text
-        .render(&conversation, true)
-        .map_err(|error| Error::Usage(error.to_string()))
+    let system = args.system.iter().map(|text| message("system", text));
+    let user = message("user", &args.prompt);
+    Ok(Prompt::Conversation(pb::Conversation {
+        messages: system.chain([user]).collect(),
+        enable_thinking: args.thinking,
+        ..pb::Conversation::default()
+    }))
 }
 
 fn print(events: &[TurnEvent]) -> Result<(), Error> {

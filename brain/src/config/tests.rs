@@ -64,6 +64,22 @@ fn wrong_settings_are_named_with_their_origin() {
             "setting lease (command line): \"soon\" is no time",
         ),
         (
+            ["--lease", "0s"],
+            "setting lease (command line): \"0s\" is too short: give 1s or more",
+        ),
+        (
+            ["--snapshot-interval", "9ms"],
+            "setting snapshot_interval (command line): \"9ms\" is too short: give 10ms or more",
+        ),
+        (
+            ["--response-lease", "999ms"],
+            "setting response_lease (command line): \"999ms\" is too short",
+        ),
+        (
+            ["--snapshot-quota", "auto"],
+            "setting snapshot_quota (command line): \"auto\" is no size: write 512MiB",
+        ),
+        (
             ["--kv-cache-memory", "7 apples"],
             "setting kv_cache_memory (command line): \"7 apples\" is no size",
         ),
@@ -130,6 +146,10 @@ fn sizes_and_names() {
             .kv_cache_bytes,
         Some(4096)
     );
+    let kv = |size| check(&["--kv-cache-memory", size]).unwrap().kv_cache_bytes;
+    assert_eq!((kv("24GB"), kv("auto")), (Some(24_000_000_000), None));
+    let quota = |size| check(&["--snapshot-quota", size]).unwrap().snapshot_quota;
+    assert_eq!((quota("1TiB"), quota("1.5G")), (1 << 40, 3 << 29));
     assert_eq!(
         check(&["--kv-cache-dtype", "fp8_e4m3"])
             .unwrap()

@@ -67,9 +67,22 @@ async fn the_program_fetches_a_model_and_serves_it_offline() {
         &offline,
     )
     .await;
-    let built_in = brain(&[&["generate"], &ask[..]].concat(), &[]).await;
+    // A service's folder is no business of one answer's.
+    let snapshots = Path::new(home).join("snapshots");
+    let with_folder = [("BRAIN_SNAPSHOT_DIR", snapshots.to_str().unwrap())];
+    let built_in = brain(&[&["generate"], &ask[..]].concat(), &with_folder).await;
+    assert!(!snapshots.exists());
     assert_eq!(by_name.status.code(), Some(0), "{}", text(&by_name.stderr));
     assert_eq!(text(&by_name.stdout), text(&built_in.stdout));
+
+    let hot = ["generate", "--prompt", "x", "--temperature", "5"];
+    let hot = brain(&hot, &[]).await;
+    assert_eq!(hot.status.code(), Some(2), "as of every other request");
+    assert!(
+        text(&hot.stderr).contains("from 0 to 2"),
+        "{}",
+        text(&hot.stderr)
+    );
 
     let missing = brain(
         &["generate", "--model", "google/none", "--prompt", "x"],

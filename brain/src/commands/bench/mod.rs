@@ -29,9 +29,10 @@ pub fn bench(args: &BenchArgs, config: &Config) -> Result<(), Error> {
         .build()
         .map_err(|error| Error::Serving(format!("no runtime: {error}")))?;
     let snapshots = args.out.join("bench-snapshots");
+    let config = config.apart();
     let bench = Bench {
         args,
-        config,
+        config: &config,
         trial,
         snapshots: &snapshots,
         progress: &|line| {
