@@ -352,7 +352,7 @@ impl<'a> Rules<'a> {
         };
         Ok(match (least, most) {
             (_, Some(0)) => literal("[]"),
-            (0 | 1, None) if least == 0 => format!("(\"[\" [{item} (\",\" {item})*] \"]\")"),
+            (0, None) => format!("(\"[\" [{item} (\",\" {item})*] \"]\")"),
             (0, Some(_)) => format!("(\"[\" [{item} {}] \"]\")", more(0)),
             (least, _) => format!("(\"[\" {item} {} \"]\")", more(least - 1)),
         })

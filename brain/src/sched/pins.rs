@@ -80,12 +80,6 @@ impl Pins {
         held.map(|pin| pin.anchor).collect()
     }
 
-    /// Bytes held at that time.
-    pub(super) fn bytes(&self, now: Duration) -> u64 {
-        let held = self.by_run.values().filter(|pin| pin.until > now);
-        held.map(|pin| pin.bytes).sum()
-    }
-
     /// Whose pin lies on an anchor, and where in the run.
     pub(super) fn of(&self, anchor: AnchorId) -> Option<(&str, Place)> {
         let mut pins = self.by_run.iter().filter(|(_, pin)| pin.anchor == anchor);

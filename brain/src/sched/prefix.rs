@@ -154,11 +154,6 @@ impl PrefixCache {
         self.anchors.is_empty()
     }
 
-    /// Bytes that pins hold at that time.
-    pub fn pinned_bytes(&self, now: Duration) -> u64 {
-        self.pins.bytes(now)
-    }
-
     /// How far the tokens are known at all, in strides: up to there another prompt went the same
     /// way, whether an anchor is there or not.
     pub fn known_units(&self, tokens: &TokenList) -> usize {

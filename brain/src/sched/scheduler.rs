@@ -1,7 +1,9 @@
 //! The scheduler: which rows are computed next, and what their results mean.
 //!
-//! Its whole surface is [`submit`](Scheduler::submit), [`cancel`](Scheduler::cancel),
-//! [`plan`](Scheduler::plan) and [`commit`](Scheduler::commit). `plan` changes nothing that a
+//! A request comes in by [`submit`](Scheduler::submit) and leaves by itself, by
+//! [`cancel`](Scheduler::cancel) or by [`fail`](Scheduler::fail). In between
+//! [`plan`](Scheduler::plan) and [`commit`](Scheduler::commit) alternate; the rest holds requests
+//! back, takes saved prefixes in and answers questions. `plan` changes nothing that a
 //! failed step would have to undo: it moves blocks and admits sequences, but a sequence's tokens
 //! and length change in `commit` alone. So a step that failed is simply planned again.
 //!
@@ -15,7 +17,6 @@ use std::{
 };
 
 use super::{
-    below::Dropped,
     blocks::BlockPool,
     cost::StepCost,
     depth::Acceptance,
@@ -317,12 +318,6 @@ impl Scheduler {
     /// Seconds that a row of prefill takes, if that was measured.
     pub fn row_seconds(&self) -> Option<f64> {
         self.pace.of_row()
-    }
-
-    /// What the prefix cache gave up for its blocks since this was last asked. The bytes are there
-    /// until a step runs or blocks are filled.
-    pub fn take_dropped(&mut self) -> Vec<Dropped> {
-        self.cache.take_dropped()
     }
 
     /// Whether there is nothing to compute.
