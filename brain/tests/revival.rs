@@ -279,17 +279,22 @@ async fn a_log_that_cannot_go_on_here_is_put_aside_and_one_that_has_no_room_stay
         },
         ..FakeOptions::default()
     };
-    let one = EngineConfig {
+    let one = || EngineConfig {
         live: 1,
         ..config()
     };
-    let second = engine(root.path(), small, one).await;
-    assert_eq!(second.stats().generations, 1);
-    assert_eq!(names(root.path(), "quarantine").len(), 1);
-    assert_eq!(names(root.path(), "generations").len(), 2);
-    second.drain(Duration::ZERO).await;
-    drop(second);
+    for _ in 0..4 {
+        let second = engine(root.path(), small.clone(), one()).await;
+        assert_eq!(second.stats().generations, 1);
+        assert_eq!(names(root.path(), "quarantine").len(), 1);
+        assert_eq!(names(root.path(), "generations").len(), 2);
+        second.drain(Duration::ZERO).await;
+    }
     let third = engine(root.path(), FakeOptions::default(), config()).await;
-    assert_eq!(third.stats().generations, 2);
+    for id in ["g100", "g200"] {
+        // To wait for room is no attempt.
+        let (_, outcome) = known(&third, id).await;
+        assert_eq!(outcome.reason, FinishReason::Length, "{id}");
+    }
     third.drain(Duration::ZERO).await;
 }

@@ -296,8 +296,7 @@ impl Written {
             log.append(&Record::Tokens(tokens))?;
         }
         if let Some(outcome) = outcome {
-            log.append(&Record::End(outcome))?;
-            log.sync()?;
+            log.end(outcome)?;
             self.ended = true;
         }
         Ok(new)

@@ -1,6 +1,6 @@
 //! What a predecessor left: its generations are known again, and those that had not ended go on.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use super::{
     error::EngineError,
@@ -23,16 +23,9 @@ impl Engine {
     pub(super) fn take_in(&self, storage: &Storage) -> Vec<TakenIn> {
         let mut all = Vec::new();
         for (path, saved) in log::read_all(&storage.folder) {
-            let log = || {
-                LogWriter::go_on(&path, &saved)
-                    .inspect_err(|error| {
-                        tracing::warn!(file = %path.display(), %error, "a log cannot be gone on with");
-                    })
-                    .ok()
-            };
             if let Some(outcome) = ending(&saved, self.config().retries) {
                 all.push(TakenIn {
-                    log: log(),
+                    log: go_on(&path, &saved),
                     ended: saved.outcome.is_some(),
                     generation: self.known(storage, &saved, outcome),
                 });
@@ -41,23 +34,16 @@ impl Engine {
             let revived = self
                 .revived(storage, &saved)
                 .and_then(|(generation, valid)| {
-                    // On disk before anything is computed: should that take brain down, it is counted.
-                    let log = log().map(|mut log| {
-                        let counted = log.append(&Record::Attempts(saved.attempts + 1));
-                        if let Err(error) = counted.and_then(|()| log.sync()) {
-                            tracing::warn!(%error, "an attempt cannot be counted");
-                        }
-                        log
-                    });
-                    let generation = self.submit(&mut self.shared.registry(), generation, valid)?;
-                    Ok(TakenIn {
-                        generation,
-                        log,
-                        ended: false,
-                    })
+                    self.submit(&mut self.shared.registry(), generation, valid)
                 });
             match revived {
-                Ok(revived) => all.push(revived),
+                // Nothing is computed before all are taken in: should it take brain down, that is
+                // on disk by then.
+                Ok(generation) => all.push(TakenIn {
+                    log: go_on(&path, &saved).map(|log| counted(log, saved.attempts + 1)),
+                    generation,
+                    ended: false,
+                }),
                 Err(error @ EngineError::Refused(_)) => {
                     storage.folder.quarantine(&path, &error.to_string());
                 }
@@ -99,6 +85,23 @@ impl Engine {
         let (generation, valid) = self.new_generation(id, hash, request, saved.tokens.clone())?;
         Ok((generation.tried(saved.attempts + 1).awaited(), valid))
     }
+}
+
+/// The log of a generation to go on with.
+fn go_on(path: &Path, saved: &Saved) -> Option<LogWriter> {
+    let log = LogWriter::go_on(path, saved).inspect_err(|error| {
+        tracing::warn!(file = %path.display(), %error, "a log cannot be gone on with");
+    });
+    log.ok()
+}
+
+/// A log that says for good how many brains took its generation up.
+fn counted(mut log: LogWriter, attempts: u32) -> LogWriter {
+    let appended = log.append(&Record::Attempts(attempts));
+    if let Err(error) = appended.and_then(|()| log.sync()) {
+        tracing::warn!(%error, "that a generation is taken up cannot be counted");
+    }
+    log
 }
 
 fn request(begin: &Begin) -> Request {

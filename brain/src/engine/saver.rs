@@ -307,9 +307,9 @@ impl Saver {
         self.sent.clear();
         let copied = self.part.iter().flat_map(|part| &part.keys);
         self.sent.extend(copied);
-        let worth: HashSet<AnchorId> = scheduler.prefixes().worth_saving().into_iter().collect();
-        self.complete.retain(|id, _| worth.contains(id));
         self.queue = scheduler.prefixes().worth_saving().into();
+        let worth: HashSet<AnchorId> = self.queue.iter().copied().collect();
+        self.complete.retain(|id, _| worth.contains(id));
     }
 
     /// Whether an anchor is on disk; with whether that had to be looked up there, unit by unit.

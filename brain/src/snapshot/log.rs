@@ -72,10 +72,10 @@ pub struct Saved {
     pub bytes: u64,
 }
 
-/// A log that is being written.
+/// A log that is being written. One that has ended keeps no file open.
 #[derive(Debug)]
 pub struct LogWriter {
-    file: File,
+    file: Option<File>,
     path: PathBuf,
     /// The folder knows its name for good.
     entered: bool,
@@ -102,7 +102,7 @@ impl LogWriter {
             }
             fs::rename(&partial, &path)?;
             let mut log = Self {
-                file,
+                file: Some(file),
                 path,
                 entered: false,
             };
@@ -123,12 +123,19 @@ impl LogWriter {
     /// # Errors
     /// The system's.
     pub fn go_on(path: &Path, saved: &Saved) -> io::Result<Self> {
+        if saved.outcome.is_some() {
+            return Ok(Self {
+                file: None,
+                path: path.to_owned(),
+                entered: true,
+            });
+        }
         let mut file = OpenOptions::new().write(true).open(path)?;
         // Half a record may follow: what is appended to that is not read.
         file.set_len(saved.bytes)?;
         file.seek(SeekFrom::End(0))?;
         Ok(Self {
-            file,
+            file: Some(file),
             path: path.to_owned(),
             entered: false,
         })
@@ -137,9 +144,23 @@ impl LogWriter {
     /// Appends a record: it survives the process, though not a power cut.
     ///
     /// # Errors
-    /// The system's. The log ends before this record then.
+    /// The system's, and that the log has ended. It ends before this record then.
     pub fn append(&mut self, record: &Record) -> io::Result<()> {
-        record::append(&mut self.file, record)
+        match &mut self.file {
+            Some(file) => record::append(file, record),
+            None => Err(io::Error::other("the log has ended")),
+        }
+    }
+
+    /// Appends the last record and makes it durable.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn end(&mut self, outcome: Outcome) -> io::Result<()> {
+        self.append(&Record::End(outcome))?;
+        self.sync()?;
+        self.file = None;
+        Ok(())
     }
 
     /// Makes it durable: it survives a power cut too.
@@ -147,7 +168,9 @@ impl LogWriter {
     /// # Errors
     /// The system's.
     pub fn sync(&mut self) -> io::Result<()> {
-        self.file.sync_data()?;
+        if let Some(file) = &self.file {
+            file.sync_data()?;
+        }
         self.enter()
     }
 
