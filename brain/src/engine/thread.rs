@@ -22,7 +22,7 @@ use crate::{
         request::{FinishReason, ValidRequest},
         scheduler::{Event, Scheduler, Submitted},
         sequence::{Outcome, Timings, Usage},
-        types::{SeqId, Step},
+        types::{Emitted, SeqId, Step, StepOutput},
     },
     snapshot::ledger::RunUsage,
 };
@@ -309,23 +309,8 @@ impl EngineThread {
         let clock = self.shared.clock.clone();
         let before = clock.now();
         self.shared.pulse.begin(before);
-        let result = catch_unwind(AssertUnwindSafe(|| self.executor.run(step)));
+        let output = self.run_on_device(step)?;
         let now = clock.now();
-        let output = match result {
-            Ok(Ok(output)) => output,
-            Ok(Err(error)) => {
-                return Err(Failure {
-                    reason: error.to_string(),
-                    lost: error.lost,
-                });
-            }
-            Err(panic) => {
-                let reason = format!("the executor panicked: {}", message(&*panic));
-                // What the device holds is not trusted any more.
-                let lost = Lost::Memory;
-                return Err(Failure { reason, lost });
-            }
-        };
         let events = self
             .scheduler
             // Masks of drafts are made while planning: they are part of what drafts cost.
@@ -343,25 +328,7 @@ impl EngineThread {
                     tokens,
                     drafted,
                     accepted,
-                } => {
-                    self.strikes.remove(&seq);
-                    if let Some(generation) = self.by_seq.get(&seq) {
-                        self.shared.ledger().add(
-                            &generation.owner,
-                            &generation.started.run_id,
-                            &RunUsage {
-                                generated_tokens: tokens.len() as u64,
-                                drafted_tokens: drafted as u64,
-                                accepted_tokens: accepted as u64,
-                                ..RunUsage::default()
-                            },
-                        );
-                        if let Some(observer) = self.shared.observer() {
-                            observer.round(tokens.len(), drafted, accepted);
-                        }
-                        generation.append(tokens, drafted, accepted);
-                    }
-                }
+                } => self.emit(seq, tokens, drafted, accepted),
                 Event::Finished { seq, outcome } => self.finish(now, seq, outcome),
             }
         }
@@ -369,6 +336,43 @@ impl EngineThread {
             observer.turn(&turn(step, [begun, before, now, clock.now()]));
         }
         Ok(())
+    }
+
+    fn run_on_device(&mut self, step: &Step) -> Result<StepOutput, Failure> {
+        match catch_unwind(AssertUnwindSafe(|| self.executor.run(step))) {
+            Ok(Ok(output)) => Ok(output),
+            Ok(Err(error)) => Err(Failure {
+                reason: error.to_string(),
+                lost: error.lost,
+            }),
+            Err(panic) => Err(Failure {
+                reason: format!("the executor panicked: {}", message(&*panic)),
+                // What the device holds is not trusted any more.
+                lost: Lost::Memory,
+            }),
+        }
+    }
+
+    /// Publishes a round's tokens.
+    fn emit(&mut self, seq: SeqId, tokens: Vec<Emitted>, drafted: usize, accepted: usize) {
+        self.strikes.remove(&seq);
+        let Some(generation) = self.by_seq.get(&seq) else {
+            return;
+        };
+        self.shared.ledger().add(
+            &generation.owner,
+            &generation.started.run_id,
+            &RunUsage {
+                generated_tokens: tokens.len() as u64,
+                drafted_tokens: drafted as u64,
+                accepted_tokens: accepted as u64,
+                ..RunUsage::default()
+            },
+        );
+        if let Some(observer) = self.shared.observer() {
+            observer.round(tokens.len(), drafted, accepted);
+        }
+        generation.append(tokens, drafted, accepted);
     }
 
     /// Shares a step's time among the runs that had rows in it.

@@ -1,5 +1,7 @@
 //! Sampling parameters: ranges, defaults, and the resolved values that go back to the client.
 
+use std::collections::HashMap;
+
 use marathon_proto::{brain as pb, status::Problem};
 
 use super::ModelFacts;
@@ -54,55 +56,8 @@ pub(super) struct Scope<'a> {
 
 /// Fills in defaults and checks ranges.
 pub(super) fn resolve(asked: pb::Sampling, scope: &Scope<'_>) -> Result<Resolved, Problem> {
-    let defaults = scope.facts.defaults;
-    let temperature = float(
-        "temperature",
-        asked.temperature.unwrap_or(defaults.temperature),
-        |t| (0.0..=2.0).contains(&t),
-        "from 0 to 2",
-    )?;
-    let top_p = float(
-        "top_p",
-        asked.top_p.unwrap_or(defaults.top_p),
-        |p| p > 0.0 && p <= 1.0,
-        "above 0 and at most 1",
-    )?;
-    let min_p = float(
-        "min_p",
-        asked.min_p.unwrap_or(0.0),
-        |p| (0.0..1.0).contains(&p),
-        "from 0 to below 1",
-    )?;
-    let repetition_penalty = float(
-        "repetition_penalty",
-        asked.repetition_penalty.unwrap_or(1.0),
-        |p| p > 0.0 && p.is_finite(),
-        "above 0",
-    )?;
-    let penalty = |field, value: Option<f32>| {
-        float(
-            field,
-            value.unwrap_or(0.0),
-            |p| (-2.0..=2.0).contains(&p),
-            "from -2 to 2",
-        )
-    };
-    let presence_penalty = penalty("presence_penalty", asked.presence_penalty)?;
-    let frequency_penalty = penalty("frequency_penalty", asked.frequency_penalty)?;
-    if asked.logit_bias.len() > MAX_BIASES {
-        return Err(invalid(
-            "logit_bias",
-            format!("has more than {MAX_BIASES} entries"),
-        ));
-    }
-    for bias in asked.logit_bias.values() {
-        float(
-            "logit_bias",
-            *bias,
-            |b| (-100.0..=100.0).contains(&b),
-            "from -100 to 100",
-        )?;
-    }
+    let numbers = Numbers::resolve(&asked, scope.facts.defaults)?;
+    check_biases(&asked.logit_bias)?;
     check_stops(&asked.stop)?;
     if asked.stop_token_ids.len() > MAX_STOP_TOKENS {
         return Err(invalid(
@@ -117,26 +72,17 @@ pub(super) fn resolve(asked: pb::Sampling, scope: &Scope<'_>) -> Result<Resolved
         );
         return Err(Problem::invalid("spec.logprobs", message));
     }
-    let max_tokens = match asked.max_tokens {
-        Some(0) => return Err(invalid("max_tokens", "must be at least 1")),
-        Some(tokens) => tokens,
-        None => u32::try_from(scope.room).unwrap_or(u32::MAX).max(1),
-    };
-    let min_tokens = asked.min_tokens.unwrap_or(0);
-    if min_tokens > max_tokens {
-        let message = format!("is {min_tokens}, more than max_tokens, {max_tokens}");
-        return Err(invalid("min_tokens", message));
-    }
+    let (min_tokens, max_tokens) = lengths(&asked, scope.room)?;
     Ok(Resolved {
         params: SamplingParams {
-            temperature,
-            top_k: asked.top_k.unwrap_or(defaults.top_k),
-            top_p,
-            min_p,
+            temperature: numbers.temperature,
+            top_k: asked.top_k.unwrap_or(scope.facts.defaults.top_k),
+            top_p: numbers.top_p,
+            min_p: numbers.min_p,
             seed: asked.seed.unwrap_or_else(|| seed_of(scope.generation_id)),
-            repetition_penalty,
-            presence_penalty,
-            frequency_penalty,
+            repetition_penalty: numbers.repetition_penalty,
+            presence_penalty: numbers.presence_penalty,
+            frequency_penalty: numbers.frequency_penalty,
             logit_bias: asked.logit_bias.into_iter().collect(),
             suppressed: scope.facts.suppressed.clone(),
             stop_tokens: stop_tokens(
@@ -154,6 +100,90 @@ pub(super) fn resolve(asked: pb::Sampling, scope: &Scope<'_>) -> Result<Resolved
         },
         stops: asked.stop,
     })
+}
+
+/// The parameters that are numbers in a range.
+struct Numbers {
+    temperature: f32,
+    top_p: f32,
+    min_p: f32,
+    repetition_penalty: f32,
+    presence_penalty: f32,
+    frequency_penalty: f32,
+}
+
+impl Numbers {
+    fn resolve(asked: &pb::Sampling, defaults: Defaults) -> Result<Self, Problem> {
+        let penalty = |field, value: Option<f32>| {
+            float(
+                field,
+                value.unwrap_or(0.0),
+                |p| (-2.0..=2.0).contains(&p),
+                "from -2 to 2",
+            )
+        };
+        Ok(Self {
+            temperature: float(
+                "temperature",
+                asked.temperature.unwrap_or(defaults.temperature),
+                |t| (0.0..=2.0).contains(&t),
+                "from 0 to 2",
+            )?,
+            top_p: float(
+                "top_p",
+                asked.top_p.unwrap_or(defaults.top_p),
+                |p| p > 0.0 && p <= 1.0,
+                "above 0 and at most 1",
+            )?,
+            min_p: float(
+                "min_p",
+                asked.min_p.unwrap_or(0.0),
+                |p| (0.0..1.0).contains(&p),
+                "from 0 to below 1",
+            )?,
+            repetition_penalty: float(
+                "repetition_penalty",
+                asked.repetition_penalty.unwrap_or(1.0),
+                |p| p > 0.0 && p.is_finite(),
+                "above 0",
+            )?,
+            presence_penalty: penalty("presence_penalty", asked.presence_penalty)?,
+            frequency_penalty: penalty("frequency_penalty", asked.frequency_penalty)?,
+        })
+    }
+}
+
+fn check_biases(biases: &HashMap<TokenId, f32>) -> Result<(), Problem> {
+    if biases.len() > MAX_BIASES {
+        return Err(invalid(
+            "logit_bias",
+            format!("has more than {MAX_BIASES} entries"),
+        ));
+    }
+    for bias in biases.values() {
+        float(
+            "logit_bias",
+            *bias,
+            |b| (-100.0..=100.0).contains(&b),
+            "from -100 to 100",
+        )?;
+    }
+    Ok(())
+}
+
+/// Tokens of the answer, at least and at most.
+fn lengths(asked: &pb::Sampling, room: usize) -> Result<(u32, u32), Problem> {
+    let max_tokens = match asked.max_tokens {
+        Some(0) => return Err(invalid("max_tokens", "must be at least 1")),
+        Some(tokens) => tokens,
+        None => u32::try_from(room).unwrap_or(u32::MAX).max(1),
+    };
+    let min_tokens = asked.min_tokens.unwrap_or(0);
+    if min_tokens > max_tokens {
+        let message = format!("is {min_tokens}, more than max_tokens, {max_tokens}");
+        return Err(invalid("min_tokens", message));
+    }
+    Ok((min_tokens, max_tokens))
 }
 
 /// The resolved parameters as the contract shows them.
