@@ -133,3 +133,47 @@ impl Serving {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::{
+        bringup,
+        cli::{Cli, Command},
+        config::Loaded,
+    };
+
+    fn serving() -> Serving {
+        let cli = Cli::parse_from(["brain", "serve", "--device", "fake"]);
+        let Command::Serve(args) = cli.command else {
+            panic!("not serve")
+        };
+        let config = Loaded::new(None, &args.settings).unwrap().check().unwrap();
+        Serving {
+            slow: Arc::new(Semaphore::new(1)),
+            ..bringup::bring_up(&config).unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn work_has_its_place_until_it_is_done_though_its_caller_is_gone() {
+        let serving = serving();
+        let (begun, has_begun) = mpsc::channel();
+        let (go_on, may) = mpsc::channel::<()>();
+        let mut call = Box::pin(serving.blocking(move |_| {
+            begun.send(()).unwrap();
+            may.recv_timeout(Duration::from_secs(60)).unwrap();
+            Ok(())
+        }));
+        assert!(futures::poll!(call.as_mut()).is_pending());
+        has_begun.recv().unwrap();
+        drop(call);
+        assert_eq!(serving.slow.available_permits(), 0);
+        go_on.send(()).unwrap();
+        assert_eq!(serving.blocking(|_| Ok(7)).await, Ok(7));
+    }
+}
