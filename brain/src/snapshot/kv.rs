@@ -262,3 +262,115 @@ fn file_name(content: &Content) -> String {
     };
     format!("{kind}-{}.kv", &hasher.finalize().to_hex()[..32])
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Identity;
+
+    fn store(root: &Path, quota: u64) -> KvStore {
+        let identity = Identity {
+            fingerprint: "f".into(),
+            layout: "l".into(),
+        };
+        KvStore::open(Arc::new(Folder::open(root, identity).unwrap()), quota)
+    }
+
+    fn key(number: usize) -> PrefixKey {
+        PrefixKey::root("store", "test", &number.to_string())
+    }
+
+    fn units(keys: Range<usize>) -> Content {
+        Content::Units {
+            parent: keys.start.checked_sub(1).map(key),
+            keys: keys.map(key).collect(),
+        }
+    }
+
+    fn anchor(units: usize) -> AnchorImage {
+        AnchorImage {
+            key: key(units - 1),
+            units,
+            tail: vec![7],
+            window_first: 0,
+            pin: None,
+        }
+    }
+
+    fn quarantined(store: &KvStore) -> usize {
+        let quarantine = store.folder.path().join("quarantine");
+        fs::read_dir(quarantine).unwrap().count()
+    }
+
+    #[test]
+    fn only_a_file_that_is_at_fault_is_put_aside() {
+        let root = tempfile::tempdir().unwrap();
+        let store = store(root.path(), u64::MAX);
+        let path = store.folder.path().join(file_name(&units(0..2)));
+        let write = || {
+            store.write(units(0..2), b"some blocks").unwrap();
+            assert_eq!(store.read_units(&key(1)).unwrap().1, b"some blocks");
+        };
+        write();
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(store.read_units(&key(1)), Err(FileError::Gone)));
+        assert!(!store.has_unit(&key(1)), "it is computed again");
+        write();
+        fs::remove_file(&path).unwrap();
+        // A folder in its place stands in for a system that gives an error.
+        fs::create_dir(&path).unwrap();
+        assert!(matches!(store.read_units(&key(1)), Err(FileError::Io(_))));
+        assert!(path.exists() && !store.has_unit(&key(1)));
+        assert_eq!(quarantined(&store), 0);
+        fs::remove_dir(&path).unwrap();
+        write();
+        fs::write(&path, "x").unwrap();
+        let damaged = store.read_units(&key(1));
+        assert!(matches!(damaged, Err(FileError::Damaged(_))));
+        assert!(!path.exists());
+        assert_eq!(quarantined(&store), 1);
+    }
+
+    #[test]
+    fn the_first_missing_units_follow_each_other() {
+        let root = tempfile::tempdir().unwrap();
+        let store = store(root.path(), u64::MAX);
+        let chain: Vec<_> = (0..10).map(key).collect();
+        let nowhere = |_: &PrefixKey| false;
+        assert_eq!(store.first_missing(&chain, 0, nowhere), Some(0..10));
+        store.write(units(0..3), b"x").unwrap();
+        store.write(units(6..8), b"x").unwrap();
+        assert_eq!(store.first_missing(&chain, 0, nowhere), Some(3..6));
+        assert_eq!(store.first_missing(&chain, 4, nowhere), Some(4..6));
+        assert_eq!(store.first_missing(&chain, 6, nowhere), Some(8..10));
+        assert_eq!(store.first_missing(&chain, 11, nowhere), None);
+        let elsewhere = |there: &PrefixKey| *there == key(4);
+        assert_eq!(store.first_missing(&chain, 0, elsewhere), Some(3..4));
+        store.write(units(3..6), b"x").unwrap();
+        store.write(units(8..10), b"x").unwrap();
+        assert_eq!(store.first_missing(&chain, 0, nowhere), None);
+    }
+
+    #[test]
+    fn what_goes_for_the_quota_is_counted_and_leaves_the_disk() {
+        let root = tempfile::tempdir().unwrap();
+        let bytes = {
+            let store = store(root.path(), u64::MAX);
+            store.write(units(0..5), &[1; 1000]).unwrap();
+            store.write(Content::Anchor(anchor(5)), &[1; 100]).unwrap();
+            store.write(units(5..10), &[1; 1000]).unwrap();
+            assert!(store.has_anchor(&anchor(5)));
+            store.bytes()
+        };
+        let store = store(root.path(), bytes);
+        let before = store.removals();
+        store.write(units(5..10), &[1; 1000]).unwrap();
+        assert_eq!(store.removals(), before, "until their anchor comes");
+        store.write(Content::Anchor(anchor(10)), &[1; 100]).unwrap();
+        assert!(store.removals() > before && store.bytes() <= bytes);
+        assert!(store.has_anchor(&anchor(10)) && !store.has_anchor(&anchor(5)));
+        let files = fs::read_dir(store.folder.path()).unwrap().flatten();
+        let files = files.filter(|entry| entry.path().extension() == Some("kv".as_ref()));
+        assert_eq!(files.count(), 3);
+    }
+}
