@@ -158,7 +158,7 @@ def report(client, prefill, decode):
     if RESULTS:
         print(said, flush=True)
         with tempfile.TemporaryDirectory() as out:
-            command = [PROGRAM, "bench", "--contexts", PROMPT, "--batches", 1, "--tokens", ANSWER]
+            command = [PROGRAM, "bench", "--parts", "contexts", "--contexts", PROMPT, "--tokens", ANSWER]
             command += ["--repeats", 3, "--draft-tokens", "off", "--out", out, *FLAGS]
             with on(CORES[:1]):
                 subprocess.run([str(part) for part in command], check=True, capture_output=True)

@@ -114,11 +114,13 @@ mod tests {
 
     /// Runs `brain bench` with a fake device.
     fn run(out: &Path, flags: &str) -> Result<(), Error> {
-        let always = "bench --device fake --fake-step-time 50us --out";
-        let flags = ["brain"]
+        run_with(out, "--device fake --fake-step-time 50us", flags)
+    }
+
+    fn run_with(out: &Path, device: &str, flags: &str) -> Result<(), Error> {
+        let flags = ["brain", "bench", "--out", out.to_str().unwrap()]
             .into_iter()
-            .chain(always.split_whitespace())
-            .chain([out.to_str().unwrap()])
+            .chain(device.split_whitespace())
             .chain(flags.split_whitespace());
         let Command::Bench(args) = Cli::parse_from(flags).command else {
             panic!("not bench")
@@ -154,6 +156,22 @@ mod tests {
         let flags = "--contexts 0 --drafter none --synthetic-acceptance 1";
         let error = run(out.path(), flags).unwrap_err().to_string();
         assert!(error.contains("drafter"), "{error}");
+    }
+
+    #[test]
+    fn a_model_in_a_folder_is_measured() {
+        let out = tempfile::tempdir().unwrap();
+        let folder = concat!(
+            "--device cpu --model ",
+            env!("CARGO_MANIFEST_DIR"),
+            "/assets/demo"
+        );
+        let flags = "--parts contexts --contexts 40 --tokens 4 --repeats 1";
+        run_with(out.path(), folder, flags).unwrap();
+        let results = load(&out.path().join("bench.json")).unwrap();
+        let row = &results.contexts[0];
+        assert_eq!(row.context, 40);
+        assert!(row.decode_per_second > 0.0, "{row:?}");
     }
 
     #[test]
