@@ -4,10 +4,13 @@
 //!
 //! The server is the one that `brain serve` runs, with the fake device, whose steps of 20 ms end in
 //! one token for each stream at once: first with snapshots, then the most streams without. Server
-//! and clients are one process, so that both read one clock. A token's time begins when the engine begins to hand out the tokens
-//! of its step, so the wait for those handed out before it is in it; it ends when its client has
-//! read it, so the wait for the clients read before it is in it too. All clients share one
-//! thread. Measure on a machine that does nothing else.
+//! and clients are one process, so that both read one clock. A token's time begins when the engine
+//! begins to hand out the tokens of its step, so the wait for those handed out before it is in it;
+//! it ends when its client has read it, so the wait for the clients read before it is in it too.
+//! All clients share one thread. Measure on a machine that does nothing else.
+//!
+//! For comparison the same clients read from a thread that does nothing but send as many bytes to
+//! each socket, one after the other: what is left when there is no brain.
 
 #![allow(
     clippy::unwrap_used,
@@ -19,6 +22,8 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{Read as _, Write as _},
+    net::TcpListener,
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
@@ -43,6 +48,10 @@ use tokio_util::sync::CancellationToken;
 
 /// Of a stream; the steps before the last stream has begun are a small part of as many.
 const TOKENS: usize = 400;
+/// From the beginning of a step to the next one's.
+const STEP: Duration = Duration::from_millis(20);
+/// Bytes of an event with a token, in its HTTP chunk.
+const PIECE: usize = 340;
 /// Tokens of one step are handed out closer together than this.
 const APART: Duration = Duration::from_millis(5);
 /// Threads of the server and of the clients.
@@ -83,6 +92,7 @@ fn main() {
     }
     if !given.iter().any(|arg| arg == "--bench") {
         measure(2, 5, true);
+        measure_bare(2, 5);
         return;
     }
     let mut counts: Vec<usize> = given.iter().filter_map(|arg| arg.parse().ok()).collect();
@@ -90,6 +100,7 @@ fn main() {
         counts = vec![1, 16, 64];
     }
     for &streams in &counts {
+        measure_bare(streams, TOKENS);
         measure(streams, TOKENS, true);
     }
     measure(counts.into_iter().max().unwrap(), TOKENS, false);
@@ -149,6 +160,50 @@ fn measure(streams: usize, tokens: usize, snapshots: bool) {
     report(&marks, &arrivals, &before);
     closing.cancel();
     runtime.block_on(serving).unwrap();
+}
+
+/// The same clients, and a sender that has the pieces ready.
+fn measure_bare(streams: usize, tokens: usize) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap().to_string();
+    let marks = Arc::new(Marks::default());
+    let before = processor_time();
+    let clients = thread::Builder::new().name(CLIENTS.into());
+    let clients = clients.spawn(move || read_all(&addr, streams, tokens));
+    let (sender, sent) = (thread::Builder::new().name(SERVER.into()), marks.clone());
+    let sender = sender.spawn(move || {
+        let mut sockets: Vec<_> = (0..streams).map(|_| listener.accept().unwrap().0).collect();
+        for socket in &mut sockets {
+            socket.set_nodelay(true).unwrap();
+            assert_ne!(socket.read(&mut [0; 4096]).unwrap(), 0);
+            socket.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
+        }
+        let (piece, mut next) = ([b'x'; PIECE], Instant::now());
+        for _ in 0..tokens {
+            next += STEP;
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+            sent.round(streams, 0, 0);
+            for socket in &mut sockets {
+                socket.write_all(&piece).unwrap();
+            }
+        }
+        thread::sleep(STEP);
+        for socket in &mut sockets {
+            socket.write_all(b"0\r\n\r\n").unwrap();
+        }
+        spent_by_this_thread()
+    });
+    let arrivals = clients.unwrap().join().unwrap();
+    let sender = sender.unwrap().join().unwrap();
+    println!(
+        "{streams} streams, no brain: {:.1} us of sending a token",
+        micros(sender, streams * tokens)
+    );
+    report(&marks, &arrivals, &before);
+}
+
+fn micros(time: Duration, tokens: usize) -> f64 {
+    time.as_secs_f64() * 1e6 / tokens as f64
 }
 
 /// When each stream's pieces came.
@@ -230,7 +285,7 @@ fn report(
         share(&handing, 0.5),
         share(&handing, 0.99)
     );
-    let each = |time: Duration| time.as_secs_f64() * 1e6 / late.len() as f64;
+    let each = |time: Duration| micros(time, late.len());
     print!("  processor time a token, us:");
     for (name, after) in processor_time() {
         let spent = after.saturating_sub(before.get(&name).copied().unwrap_or_default());

@@ -5,11 +5,11 @@
 
 use std::{
     any::Any,
+    future::poll_fn,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
-
-use tokio::sync::watch;
 
 use super::clock::Clock;
 use crate::sched::{
@@ -97,8 +97,6 @@ pub(super) struct Generation {
     begun_at: usize,
     pub(super) started: Started,
     log: Mutex<Log>,
-    /// Told of every change of the log.
-    changed: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +111,10 @@ struct Log {
     awaited: bool,
     /// When the last reader left, the log was made, or it ended: whatever came last.
     quiet_since: Duration,
+    /// Readers that found nothing new, by their numbers.
+    waiting: Vec<(u64, Waker)>,
+    /// Number of the next reader.
+    next_reader: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +122,59 @@ struct Round {
     start: usize,
     drafted: usize,
     accepted: usize,
+}
+
+/// Readers to be woken. The tokens of a step are all there before anybody is woken for one: who is
+/// woken may take the processor from the thread that hands out the rest.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Vec<Waker>);
+
+impl Waiting {
+    /// Wakes them.
+    pub(super) fn wake(&mut self) {
+        self.0.drain(..).for_each(Waker::wake);
+    }
+}
+
+impl Log {
+    fn take_waiting(&mut self, into: &mut Waiting) {
+        into.0
+            .extend(self.waiting.drain(..).map(|(_, waker)| waker));
+    }
+
+    fn wait(&mut self, reader: u64, waker: &Waker) {
+        match self.waiting.iter_mut().find(|(there, _)| *there == reader) {
+            Some((_, there)) => there.clone_from(waker),
+            None => self.waiting.push((reader, waker.clone())),
+        }
+    }
+
+    /// The rest of the round at this index, or the end behind the last one.
+    fn event_at(&self, index: usize) -> Option<LogEvent> {
+        if index >= self.tokens.len() {
+            return self.outcome.clone().map(LogEvent::Finished);
+        }
+        // Most readers are as far as the log.
+        let round = match self.rounds.last() {
+            Some(last) if last.start <= index => self.rounds.len() - 1,
+            _ => self.rounds.partition_point(|round| round.start <= index) - 1,
+        };
+        let next = self.rounds.get(round + 1);
+        let end = next.map_or(self.tokens.len(), |next| next.start);
+        let end = end.min(index.saturating_add(MOST_AT_ONCE));
+        let Round {
+            start,
+            drafted,
+            accepted,
+        } = self.rounds[round];
+        let whole = start == index;
+        Some(LogEvent::Tokens {
+            index,
+            tokens: self.tokens[index..end].to_vec(),
+            drafted: if whole { drafted } else { 0 },
+            accepted: if whole { accepted } else { 0 },
+        })
+    }
 }
 
 impl Generation {
@@ -156,7 +211,6 @@ impl Generation {
             begun_at,
             started,
             log: Mutex::new(log),
-            changed: watch::Sender::new(()),
         }
     }
 
@@ -188,8 +242,14 @@ impl Generation {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Appends a round.
-    pub(super) fn append(&self, tokens: Vec<Emitted>, drafted: usize, accepted: usize) {
+    /// Appends a round. Who waits for it is to be woken.
+    pub(super) fn append(
+        &self,
+        tokens: Vec<Emitted>,
+        drafted: usize,
+        accepted: usize,
+        waiting: &mut Waiting,
+    ) {
         let mut log = self.log();
         let start = log.tokens.len();
         log.rounds.push(Round {
@@ -198,21 +258,36 @@ impl Generation {
             accepted,
         });
         log.tokens.extend(tokens);
-        drop(log);
-        self.changed.send_replace(());
+        log.take_waiting(waiting);
     }
 
-    /// Ends the log; false when it had ended.
+    /// Ends the log and wakes its readers; false when it had ended.
     pub(super) fn finish(&self, now: Duration, outcome: Outcome) -> bool {
-        self.end(now, outcome, false)
+        let mut waiting = Waiting::default();
+        let ended = self.end(now, outcome, false, &mut waiting);
+        waiting.wake();
+        ended
+    }
+
+    /// The same; who waits for it is to be woken.
+    pub(super) fn finish_quietly(
+        &self,
+        now: Duration,
+        outcome: Outcome,
+        waiting: &mut Waiting,
+    ) -> bool {
+        self.end(now, outcome, false, waiting)
     }
 
     /// Ends the log because the engine ends; false when it had ended. A successor goes on with it.
     pub(super) fn cut(&self, now: Duration, outcome: Outcome) -> bool {
-        self.end(now, outcome, true)
+        let mut waiting = Waiting::default();
+        let ended = self.end(now, outcome, true, &mut waiting);
+        waiting.wake();
+        ended
     }
 
-    fn end(&self, now: Duration, outcome: Outcome, cut: bool) -> bool {
+    fn end(&self, now: Duration, outcome: Outcome, cut: bool, waiting: &mut Waiting) -> bool {
         let mut log = self.log();
         if log.outcome.is_some() {
             return false;
@@ -220,8 +295,7 @@ impl Generation {
         log.outcome = Some(outcome);
         log.cut = cut;
         log.quiet_since = log.quiet_since.max(now);
-        drop(log);
-        self.changed.send_replace(());
+        log.take_waiting(waiting);
         true
     }
 
@@ -257,19 +331,17 @@ impl Generation {
         from: usize,
         clock: &Arc<dyn Clock>,
     ) -> Result<Cursor, usize> {
-        // Subscribed before the first look: a change after it is not missed.
-        let changed = self.changed.subscribe();
         let mut log = self.log();
         if log.outcome.is_some() && from > log.tokens.len() {
             return Err(log.tokens.len());
         }
         log.readers += 1;
         log.awaited = false;
-        drop(log);
+        log.next_reader += 1;
         Ok(Cursor {
             generation: self.clone(),
+            reader: log.next_reader,
             next: from,
-            changed,
             clock: clock.clone(),
             ended: false,
         })
@@ -280,8 +352,8 @@ impl Generation {
 #[derive(Debug)]
 pub struct Cursor {
     generation: Arc<Generation>,
+    reader: u64,
     next: usize,
-    changed: watch::Receiver<()>,
     clock: Arc<dyn Clock>,
     ended: bool,
 }
@@ -290,17 +362,23 @@ impl Cursor {
     /// The next event; `None` behind the end. Waits for what is not there yet. Dropping the
     /// future loses nothing.
     pub async fn next(&mut self) -> Option<LogEvent> {
-        loop {
-            if self.ended {
-                return None;
-            }
-            self.changed.mark_unchanged();
-            if let Some(event) = self.try_next() {
-                return Some(event);
-            }
-            // The sender lives in the generation that this cursor holds.
-            self.changed.changed().await.ok()?;
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// The same, for a stream.
+    pub fn poll_next(&mut self, context: &Context<'_>) -> Poll<Option<LogEvent>> {
+        if self.ended {
+            return Poll::Ready(None);
         }
+        let mut log = self.generation.log();
+        let Some(event) = log.event_at(self.next) else {
+            // Under the lock of the first look: a change after it is not missed.
+            log.wait(self.reader, context.waker());
+            return Poll::Pending;
+        };
+        drop(log);
+        self.pass(&event);
+        Poll::Ready(Some(event))
     }
 
     /// The next event if it is there.
@@ -308,32 +386,16 @@ impl Cursor {
         if self.ended {
             return None;
         }
-        let log = self.generation.log();
-        if self.next < log.tokens.len() {
-            let round = log.rounds.partition_point(|round| round.start <= self.next) - 1;
-            let end = log
-                .rounds
-                .get(round + 1)
-                .map_or(log.tokens.len(), |next| next.start)
-                .min(self.next.saturating_add(MOST_AT_ONCE));
-            let Round {
-                start,
-                drafted,
-                accepted,
-            } = log.rounds[round];
-            let whole = start == self.next;
-            let event = LogEvent::Tokens {
-                index: self.next,
-                tokens: log.tokens[self.next..end].to_vec(),
-                drafted: if whole { drafted } else { 0 },
-                accepted: if whole { accepted } else { 0 },
-            };
-            self.next = end;
-            return Some(event);
+        let event = self.generation.log().event_at(self.next)?;
+        self.pass(&event);
+        Some(event)
+    }
+
+    fn pass(&mut self, event: &LogEvent) {
+        match event {
+            LogEvent::Tokens { tokens, .. } => self.next += tokens.len(),
+            LogEvent::Finished(_) => self.ended = true,
         }
-        let outcome = log.outcome.clone()?;
-        self.ended = true;
-        Some(LogEvent::Finished(outcome))
     }
 
     /// Index of the next token it will read.
@@ -350,9 +412,108 @@ impl Cursor {
 impl Drop for Cursor {
     fn drop(&mut self) {
         let mut log = self.generation.log();
+        log.waiting.retain(|(reader, _)| *reader != self.reader);
         log.readers -= 1;
         if log.readers == 0 {
             log.quiet_since = log.quiet_since.max(self.clock.now());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        task::Wake,
+    };
+
+    use super::{super::clock::SystemClock, *};
+
+    #[derive(Default)]
+    struct Calls(AtomicUsize);
+
+    impl Wake for Calls {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    impl Calls {
+        fn count(&self) -> usize {
+            self.0.load(Ordering::SeqCst)
+        }
+    }
+
+    fn generation(id: &str) -> Arc<Generation> {
+        let request = Request::new(vec![1], SamplingParams::greedy(9));
+        let started = Started::of(&request, request.hash());
+        let now = Duration::ZERO;
+        Arc::new(Generation::new(
+            id.into(),
+            &request,
+            started,
+            Vec::new(),
+            now,
+        ))
+    }
+
+    fn cursor(of: &Arc<Generation>) -> Cursor {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
+        of.read_from(0, &clock).unwrap()
+    }
+
+    fn poll(cursor: &mut Cursor, calls: &Arc<Calls>) -> Poll<Option<LogEvent>> {
+        let waker = calls.clone().into();
+        cursor.poll_next(&Context::from_waker(&waker))
+    }
+
+    fn append(to: &Generation, id: TokenId, waiting: &mut Waiting) {
+        to.append(vec![Emitted { id, logprobs: None }], 0, 0, waiting);
+    }
+
+    #[test]
+    fn every_token_of_a_step_is_there_before_anybody_is_woken() {
+        let (all, calls) = ([generation("a"), generation("b")], Arc::<Calls>::default());
+        let mut cursors = all.each_ref().map(cursor);
+        for cursor in &mut cursors {
+            assert_eq!(poll(cursor, &calls), Poll::Pending);
+            // Asking again is no second wait.
+            assert_eq!(poll(cursor, &calls), Poll::Pending);
+        }
+        let mut waiting = Waiting::default();
+        all.iter().for_each(|one| append(one, 7, &mut waiting));
+        assert_eq!(calls.count(), 0);
+        waiting.wake();
+        assert_eq!(calls.count(), 2);
+        for cursor in &mut cursors {
+            let Poll::Ready(Some(LogEvent::Tokens { tokens, .. })) = poll(cursor, &calls) else {
+                panic!("the token is there");
+            };
+            assert_eq!(tokens[0].id, 7);
+        }
+        // Nobody waits now.
+        append(&all[0], 8, &mut waiting);
+        waiting.wake();
+        assert_eq!(calls.count(), 2);
+    }
+
+    #[test]
+    fn a_reader_that_has_gone_is_not_kept() {
+        let (one, calls) = (generation("a"), Arc::<Calls>::default());
+        let (mut first, mut second) = (cursor(&one), cursor(&one));
+        assert_eq!(poll(&mut first, &calls), Poll::Pending);
+        assert_eq!(poll(&mut second, &calls), Poll::Pending);
+        drop(first);
+        assert_eq!(one.log().waiting.len(), 1);
+        let outcome = Outcome {
+            reason: crate::sched::request::FinishReason::Length,
+            usage: crate::sched::sequence::Usage::default(),
+            timings: crate::sched::sequence::Timings::default(),
+        };
+        assert!(one.finish(Duration::ZERO, outcome));
+        assert_eq!(calls.count(), 1, "the end wakes who is left");
+        let ended = poll(&mut second, &calls);
+        assert!(matches!(ended, Poll::Ready(Some(LogEvent::Finished(_)))));
+        assert_eq!(poll(&mut second, &calls), Poll::Ready(None));
     }
 }

@@ -1,17 +1,19 @@
 //! Writes the logs of generations and the usage ledger to disk as they grow, beside the engine.
 //!
-//! The thread is woken after every step and appends whatever is new. It reads the logs themselves,
-//! so that nothing queues up behind a slow disk, and a step that emits costs at most one write per
-//! generation.
+//! The thread is woken after a step, waits a little, and appends whatever is new by then. It reads
+//! the logs themselves, so that nothing queues up behind a slow disk; the wait makes one write of
+//! several steps' tokens, and leaves the processor to those who deliver them.
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     io,
     sync::{
         Arc,
-        mpsc::{Receiver, SyncSender, sync_channel},
+        mpsc::{Receiver, Sender, SyncSender, channel, sync_channel},
     },
     thread::JoinHandle,
+    time::Duration,
 };
 
 use super::{generation::Generation, handle::Shared};
@@ -21,9 +23,15 @@ use crate::snapshot::{
     log::{Begin, LogWriter, Record},
 };
 
+/// From a step to the writing of its tokens. A brain that is killed computes what was not written
+/// again, in less time than that.
+const WAIT: Duration = Duration::from_millis(50);
+
 /// See the module's description.
 pub(super) struct Persister {
     wake: SyncSender<End>,
+    /// Dropped at the end: then nothing is waited for.
+    working: Sender<Infallible>,
     thread: JoinHandle<()>,
 }
 
@@ -45,6 +53,7 @@ impl Persister {
         taken_in: Vec<TakenIn>,
     ) -> io::Result<Self> {
         let (wake, woken) = sync_channel(1);
+        let (working, ending) = channel();
         let mut logs = Logs::new(shared, folder, ledger);
         for taken_in in taken_in {
             let generation = &taken_in.generation;
@@ -53,8 +62,12 @@ impl Persister {
         }
         let thread = std::thread::Builder::new()
             .name("logs".into())
-            .spawn(move || logs.run(&woken))?;
-        Ok(Self { wake, thread })
+            .spawn(move || logs.run(&woken, &ending))?;
+        Ok(Self {
+            wake,
+            working,
+            thread,
+        })
     }
 
     /// Something may have changed.
@@ -66,6 +79,7 @@ impl Persister {
     /// Waits until everything is written and durable. Where the engine was `sound`, no generation
     /// that had no token yet is to blame for its end.
     pub(super) fn finish(self, sound: bool) {
+        drop(self.working);
         if sound {
             // A thread that is gone is noticed below.
             let _ = self.wake.send(End::Sound);
@@ -148,10 +162,12 @@ impl Logs {
         }
     }
 
-    fn run(mut self, woken: &Receiver<End>) {
+    fn run(mut self, woken: &Receiver<End>, ending: &Receiver<Infallible>) {
         let mut sound = false;
         while let Ok(end) = woken.recv() {
             sound = end == End::Sound;
+            // Nothing is ever sent: it is the wait or the end.
+            let _ = ending.recv_timeout(WAIT);
             let pass = self.pass();
             self.report(pass);
         }

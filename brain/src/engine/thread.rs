@@ -14,7 +14,11 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    generation::Generation, handle::Shared, observer::Turn, persist::Persister, tiers::Tiers,
+    generation::{Generation, Waiting},
+    handle::Shared,
+    observer::Turn,
+    persist::Persister,
+    tiers::Tiers,
 };
 use crate::{
     backend::{Executor, Lost},
@@ -50,6 +54,8 @@ pub(super) struct EngineThread {
     executor: Box<dyn Executor>,
     inbox: Receiver<Command>,
     by_seq: HashMap<SeqId, Arc<Generation>>,
+    /// Who waits for what the step at hand emits or ends; empty between steps.
+    waiting: Waiting,
     /// When the next lease may end.
     next_sweep: Duration,
     drains: Vec<(Duration, oneshot::Sender<usize>)>,
@@ -83,6 +89,7 @@ impl EngineThread {
             executor,
             inbox,
             by_seq: HashMap::new(),
+            waiting: Waiting::default(),
             next_sweep: Duration::ZERO,
             drains: Vec::new(),
             failures: 0,
@@ -199,6 +206,7 @@ impl EngineThread {
             && let Some(outcome) = self.scheduler.cancel(now, seq)
         {
             self.finish(now, seq, outcome);
+            self.waiting.wake();
         }
     }
 
@@ -266,6 +274,7 @@ impl EngineThread {
                 let now = self.shared.clock.now();
                 if let Some(outcome) = self.scheduler.fail(now, seq, failure.reason.clone()) {
                     self.finish(now, seq, outcome);
+                    self.waiting.wake();
                 }
             }
             self.recover(&alone, &failure);
@@ -332,6 +341,7 @@ impl EngineThread {
                 Event::Finished { seq, outcome } => self.finish(now, seq, outcome),
             }
         }
+        self.waiting.wake();
         if let Some(observer) = self.shared.observer() {
             observer.turn(&turn(step, [begun, before, now, clock.now()]));
         }
@@ -372,7 +382,7 @@ impl EngineThread {
         if let Some(observer) = self.shared.observer() {
             observer.round(tokens.len(), drafted, accepted);
         }
-        generation.append(tokens, drafted, accepted);
+        generation.append(tokens, drafted, accepted, &mut self.waiting);
     }
 
     /// Shares a step's time among the runs that had rows in it.
@@ -395,6 +405,7 @@ impl EngineThread {
         }
     }
 
+    /// Ends a generation. Its readers are to be woken.
     fn finish(&mut self, now: Duration, seq: SeqId, outcome: Outcome) {
         self.strikes.remove(&seq);
         if let Some(generation) = self.by_seq.remove(&seq) {
@@ -411,7 +422,10 @@ impl EngineThread {
                     ..RunUsage::default()
                 },
             );
-            generation.finish(now, outcome);
+            // Whoever reads the end finds it counted.
+            let tiers = self.tiers.stats();
+            self.shared.set_stats(self.scheduler.stats(), tiers);
+            generation.finish_quietly(now, outcome, &mut self.waiting);
             // Its lease begins.
             self.next_sweep = self
                 .next_sweep
@@ -443,6 +457,8 @@ impl EngineThread {
             cut += usize::from(generation.cut(now, outcome));
         }
         drop(registry);
+        // Left over when handing out a step broke off.
+        self.waiting.wake();
         let running: Vec<SeqId> = self.by_seq.keys().copied().collect();
         for seq in running.into_iter().filter(|_| sound) {
             // Its log has ended; its blocks become an anchor for the successor.

@@ -17,20 +17,15 @@ use crate::{
 /// generation.
 pub(super) fn stream(
     started: pb::Started,
-    reader: Reader,
+    mut reader: Reader,
     facts: Arc<ModelFacts>,
     span: Span,
 ) -> impl Stream<Item = Result<pb::GenerateEvent, Status>> + Send + 'static {
-    let rest = stream::unfold(
-        (reader, facts, span),
-        |(mut reader, facts, span)| async move {
-            let event = match reader.next().await? {
-                Read::Tokens(round) => Event::Tokens(tokens(round)),
-                Read::Finished(ending) => Event::Finished(finished(&ending, &facts, &span)),
-            };
-            Some((event, (reader, facts, span)))
-        },
-    );
+    let reads = stream::poll_fn(move |context| reader.poll_next(context));
+    let rest = reads.map(move |read| match read {
+        Read::Tokens(round) => Event::Tokens(tokens(round)),
+        Read::Finished(ending) => Event::Finished(finished(&ending, &facts, &span)),
+    });
     stream::once(async { Event::Started(started) })
         .chain(rest)
         .map(|event| Ok(pb::GenerateEvent { event: Some(event) }))

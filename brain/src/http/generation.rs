@@ -1,7 +1,11 @@
 //! What a request generates: one or several choices, cancelled with the request unless it is
 //! resumable.
 
-use std::sync::Arc;
+use std::{
+    future::poll_fn,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use futures::future::try_join_all;
 use marathon_proto::brain as pb;
@@ -172,14 +176,19 @@ fn with_seed(mut spec: pb::GenerationSpec, index: usize) -> pb::GenerationSpec {
 
 impl Choice {
     /// What comes next; `None` behind the end.
-    pub(super) async fn next(&mut self) -> Option<Read> {
-        let read = self.reader.next().await?;
-        if let Read::Finished(ending) = &read {
+    pub(super) fn poll_next(&mut self, context: &Context<'_>) -> Poll<Option<Read>> {
+        let read = ready!(self.reader.poll_next(context));
+        if let Some(Read::Finished(ending)) = &read {
             self.guard.armed = false;
             let finish = Finish::of(&self.serving, ending);
             span::finished(&self.span, self.streams, &finish, ending);
         }
-        Some(read)
+        Poll::Ready(read)
+    }
+
+    /// Ends it when this is dropped, resumable or not.
+    pub(super) fn give_up(&mut self) {
+        self.guard.armed = true;
     }
 
     /// From now on reads come one token at a time, however many a round had.
@@ -193,7 +202,7 @@ impl Choice {
     /// The generation broke off.
     pub(super) async fn collect(&mut self) -> Result<(Vec<Round>, Ending), ApiError> {
         let mut rounds = Vec::new();
-        while let Some(read) = self.next().await {
+        while let Some(read) = poll_fn(|context| self.poll_next(context)).await {
             match read {
                 Read::Tokens(round) => rounds.push(round),
                 Read::Finished(ending) => {

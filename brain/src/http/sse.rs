@@ -29,6 +29,8 @@ pub(super) type Events = Pin<Box<dyn Stream<Item = Bytes> + Send>>;
 
 /// A proxy or a client that gives up waits longer than twice this.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Bytes by which an event may be longer than the one before without being moved.
+const SPARE: usize = 64;
 /// What is sent into a silence.
 const COMMENT: &[u8] = b": keep-alive\n\n";
 
@@ -84,7 +86,11 @@ fn response(events: Events) -> Response {
 
 /// Events that wait to be sent.
 #[derive(Debug, Default)]
-pub(super) struct Outgoing(Vec<u8>);
+pub(super) struct Outgoing {
+    bytes: Vec<u8>,
+    /// As much room as what was sent last took: events of a stream are much alike.
+    room: usize,
+}
 
 impl Outgoing {
     /// An event with JSON in it.
@@ -94,40 +100,42 @@ impl Outgoing {
 
     /// The same with a name, an id, or both. Neither has a line break in it.
     pub(super) fn event(&mut self, name: Option<&str>, id: Option<u64>, value: &impl Serialize) {
-        let before = self.0.len();
+        let before = self.bytes.len();
+        self.bytes.reserve(self.room.saturating_sub(before));
         if let Some(name) = name {
-            self.0.extend_from_slice(b"event: ");
-            self.0.extend_from_slice(name.as_bytes());
-            self.0.push(b'\n');
+            self.bytes.extend_from_slice(b"event: ");
+            self.bytes.extend_from_slice(name.as_bytes());
+            self.bytes.push(b'\n');
         }
         if let Some(id) = id {
             // Memory takes all that is written to it.
-            let _ = writeln!(self.0, "id: {id}");
+            let _ = writeln!(self.bytes, "id: {id}");
         }
-        self.0.extend_from_slice(b"data: ");
-        match serde_json::to_writer(&mut self.0, value) {
+        self.bytes.extend_from_slice(b"data: ");
+        match serde_json::to_writer(&mut self.bytes, value) {
             // JSON in one line: its strings have their line breaks escaped.
-            Ok(()) => self.0.extend_from_slice(b"\n\n"),
+            Ok(()) => self.bytes.extend_from_slice(b"\n\n"),
             Err(error) => {
                 tracing::error!(%error, "an event is left out");
-                self.0.truncate(before);
+                self.bytes.truncate(before);
             }
         }
     }
 
     /// OpenAI's end of a stream.
     pub(super) fn done(&mut self) {
-        self.0.extend_from_slice(b"data: [DONE]\n\n");
+        self.bytes.extend_from_slice(b"data: [DONE]\n\n");
     }
 
     /// Whether nothing waits.
     pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.bytes.is_empty()
     }
 
     /// What waits, which then waits no more.
     pub(super) fn take(&mut self) -> Bytes {
-        std::mem::take(&mut self.0).into()
+        self.room = self.bytes.len() + SPARE;
+        std::mem::take(&mut self.bytes).into()
     }
 }
 

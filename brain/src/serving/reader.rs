@@ -3,7 +3,11 @@
 //! Text and turn deltas depend on all tokens before them, so the cursor reads the log from its
 //! start; what is given out begins at the index that the client asked for.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    task::{Context, Poll},
+};
 
 use crate::{
     engine::{Cursor, LogEvent, MOST_AT_ONCE},
@@ -87,26 +91,40 @@ impl Reader {
 
     /// What comes next; `None` behind the end. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Read> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// The same, for a stream.
+    pub fn poll_next(&mut self, context: &Context<'_>) -> Poll<Option<Read>> {
         loop {
             if let Some(read) = self.ready.pop_front() {
-                return Some(read);
-            }
-            match self.cursor.next().await? {
-                LogEvent::Tokens {
-                    tokens,
-                    drafted,
-                    accepted,
-                    ..
-                } => {
-                    self.unbroken += tokens.len();
-                    self.take(tokens, drafted, accepted);
-                }
-                LogEvent::Finished(outcome) => self.finish(outcome),
+                return Poll::Ready(Some(read));
             }
             // A long log that is there already is read without waiting for anything.
             if self.unbroken >= MOST_AT_ONCE {
                 self.unbroken = 0;
-                tokio::task::yield_now().await;
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let event = match self.cursor.poll_next(context) {
+                Poll::Ready(event) => event,
+                Poll::Pending => {
+                    self.unbroken = 0;
+                    return Poll::Pending;
+                }
+            };
+            match event {
+                Some(LogEvent::Tokens {
+                    tokens,
+                    drafted,
+                    accepted,
+                    ..
+                }) => {
+                    self.unbroken += tokens.len();
+                    self.take(tokens, drafted, accepted);
+                }
+                Some(LogEvent::Finished(outcome)) => self.finish(outcome),
+                None => return Poll::Ready(None),
             }
         }
     }
@@ -116,13 +134,16 @@ impl Reader {
         let index = self.read;
         self.read += tokens.len();
         let skipped = self.from.saturating_sub(index).min(tokens.len());
-        let rest = tokens.split_off(skipped);
-        self.push(&tokens);
-        if rest.is_empty() {
+        if skipped > 0 {
+            let rest = tokens.split_off(skipped);
+            self.push(&tokens);
+            tokens = rest;
+        }
+        if tokens.is_empty() {
             return;
         }
         if self.one_by_one {
-            for (number, token) in rest.into_iter().enumerate() {
+            for (number, token) in tokens.into_iter().enumerate() {
                 let tokens = vec![token];
                 let delta = self.push(&tokens);
                 self.ready.push_back(Read::Tokens(Round {
@@ -134,11 +155,11 @@ impl Reader {
             }
             return;
         }
-        let delta = self.push(&rest);
+        let delta = self.push(&tokens);
         let whole = skipped == 0;
         self.ready.push_back(Read::Tokens(Round {
             index: index + skipped,
-            tokens: rest,
+            tokens,
             delta,
             drafted: if whole { drafted } else { 0 },
             accepted: if whole { accepted } else { 0 },
