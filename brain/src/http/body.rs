@@ -9,19 +9,23 @@ use axum::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tracing::Span;
 
-use super::error::ApiError;
+use super::{blocking::blocking, error::ApiError};
 
 /// Largest body, as over gRPC.
 pub(super) const MAX_BODY: usize = marathon_proto::net::MAX_MESSAGE_BYTES;
 /// Longest wait for a body.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Larger bodies are parsed on a thread that may block.
-const SMALL: usize = 1 << 20;
+/// Larger bodies are parsed and read on a thread that may block.
+const SMALL: usize = 128 << 10;
 
 /// A JSON object as it was sent.
 #[derive(Debug)]
-pub(super) struct Body(pub(super) Map<String, Value>);
+pub(super) struct Body {
+    pub(super) fields: Map<String, Value>,
+    large: bool,
+}
 
 impl<S: Send + Sync> FromRequest<S> for Body {
     type Rejection = ApiError;
@@ -48,9 +52,7 @@ impl<S: Send + Sync> FromRequest<S> for Body {
         if bytes.len() <= SMALL {
             return parse(&bytes);
         }
-        tokio::task::spawn_blocking(move || parse(&bytes))
-            .await
-            .unwrap_or_else(|_| Err(ApiError::internal()))
+        blocking(move || parse(&bytes)).await?
     }
 }
 
@@ -69,7 +71,10 @@ fn body_error(error: &axum::Error) -> ApiError {
 
 pub(super) fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
     match serde_json::from_slice(bytes) {
-        Ok(Value::Object(map)) => Ok(Body(map)),
+        Ok(Value::Object(fields)) => Ok(Body {
+            fields,
+            large: bytes.len() > SMALL,
+        }),
         Ok(_) => Err(ApiError::malformed("the body must be a JSON object")),
         Err(error) => Err(ApiError::malformed(format!(
             "the body is not valid JSON: {error}"
@@ -77,13 +82,39 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Body, ApiError> {
     }
 }
 
+impl From<Map<String, Value>> for Body {
+    /// A body that was read before.
+    fn from(fields: Map<String, Value>) -> Self {
+        Self {
+            fields,
+            large: false,
+        }
+    }
+}
+
 impl Body {
+    /// What `read` makes of it. It may take as long as the body is large.
+    ///
+    /// # Errors
+    /// Those of `read`.
+    pub(super) async fn read<T: Send + 'static>(
+        self,
+        read: impl FnOnce(&Self) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        if !self.large {
+            return read(&self);
+        }
+        let span = Span::current();
+        // Forgetting a large one takes long too: it goes there.
+        blocking(move || span.in_scope(|| read(&self))).await?
+    }
+
     /// A view of the body with types; fields that the type does not have are passed over.
     ///
     /// # Errors
     /// The path of the first value of another type.
     pub(super) fn view<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
-        serde_path_to_error::deserialize(&self.0).map_err(|error| {
+        serde_path_to_error::deserialize(&self.fields).map_err(|error| {
             let path = error.path().to_string();
             let what = error.inner().to_string();
             match path.as_str() {
@@ -98,7 +129,7 @@ impl Body {
 
     /// A field; `None` when it is absent or null.
     pub(super) fn get(&self, field: &str) -> Option<&Value> {
-        self.0.get(field).filter(|value| !value.is_null())
+        self.fields.get(field).filter(|value| !value.is_null())
     }
 }
 

@@ -1,5 +1,7 @@
 //! `POST /v1/completions`: raw prompts, continued.
 
+use std::sync::Arc;
+
 use axum::{
     Extension, Json,
     extract::State,
@@ -213,7 +215,9 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = CompletionRequest::parse(&body, &headers, request_id)?;
+    let request = body
+        .read(move |body| CompletionRequest::parse(body, &headers, request_id))
+        .await?;
     app.check_model(request.model.as_deref())?;
     if request.deliver.stream {
         let start = move |serving| stream(serving, owner, request);
@@ -282,7 +286,7 @@ async fn stream(
                 0 => request.echoed(&serving, choice),
                 _ => String::new(),
             },
-            prompt: choice.prompt.to_vec(),
+            prompt: request.deliver.token_ids.then(|| choice.prompt.clone()),
             tokens: ask.from,
             offset: 0,
         })
@@ -323,8 +327,8 @@ struct Writer {
 struct Progress {
     /// Text to show before the first token's.
     before: String,
-    /// Taken by the first chunk.
-    prompt: Vec<TokenId>,
+    /// Where it is to be shown; taken by the first chunk.
+    prompt: Option<Arc<[TokenId]>>,
     tokens: usize,
     /// Characters of the tokens so far.
     offset: usize,
@@ -354,8 +358,8 @@ struct Entry<'a> {
     stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    prompt_token_ids: Vec<TokenId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [TokenId]>,
 }
 
 impl Script for Writer {
@@ -379,10 +383,7 @@ impl Script for Writer {
             let tokenizer = self.serving.text.tokenizer();
             logprobs::completion(tokenizer, round.tokens.iter(), &mut progress.offset)
         });
-        let prompt_token_ids = match token_ids {
-            true => std::mem::take(&mut progress.prompt),
-            false => Vec::new(),
-        };
+        let prompt = progress.prompt.take();
         let entry = Entry {
             index: choice,
             text,
@@ -390,7 +391,7 @@ impl Script for Writer {
             finish_reason: None,
             stop_reason: None,
             token_ids: token_ids.then(|| round.tokens.iter().map(|token| token.id).collect()),
-            prompt_token_ids,
+            prompt_token_ids: prompt.as_deref(),
         };
         self.push(entry, out);
     }
@@ -407,7 +408,7 @@ impl Script for Writer {
             finish_reason: Some(finish.reason),
             stop_reason: Some(finish.stop),
             token_ids: None,
-            prompt_token_ids: Vec::new(),
+            prompt_token_ids: None,
         };
         self.push(entry, out);
     }

@@ -243,7 +243,7 @@ mod tests {
         let Value::Object(map) = value else {
             panic!("an object")
         };
-        Body(map)
+        map.into()
     }
 
     #[test]

@@ -211,7 +211,7 @@ mod tests {
         let Value::Object(map) = value else {
             panic!("an object")
         };
-        asked(&Body(map))
+        asked(&map.into())
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(super) fn raw_prompt(
 
 /// `POST /tokenize`
 pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<Value>, ApiError> {
-    let asked: Tokenize = body.view()?;
+    let asked: Tokenize = body.read(Body::view).await?;
     app.check_model(asked.model.as_deref())?;
     let serving = app.serving().await?;
     let max_len = serving.engine.max_len();
@@ -59,6 +59,7 @@ pub(super) async fn tokenize(State(app): State<App>, body: Body) -> Result<Json<
     let spell = asked.return_token_strs.unwrap_or(false);
     let (ids, spellings) = serving
         .blocking(move |serving| {
+            serving.check_text(prompt.len())?;
             let ids = raw_prompt(serving, &prompt, begin)?;
             let tokenizer = serving.text.tokenizer();
             let spellings: Option<Vec<String>> = spell.then(|| {
@@ -83,7 +84,7 @@ pub(super) async fn detokenize(
     State(app): State<App>,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let asked: Detokenize = body.view()?;
+    let asked: Detokenize = body.read(Body::view).await?;
     app.check_model(asked.model.as_deref())?;
     let serving = app.serving().await?;
     let max_len = serving.engine.max_len();

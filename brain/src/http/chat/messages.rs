@@ -1,7 +1,4 @@
 //! OpenAI's messages as the contract's.
-//!
-//! Every tool result must answer a call and every call must have a result, because the template
-//! would otherwise show the model a conversation that never took place.
 
 use marathon_proto::brain as pb;
 use serde::{Deserialize, Deserializer};
@@ -10,10 +7,8 @@ use serde_json::Value;
 use super::super::{
     content::{Content, Part},
     error::ApiError,
+    pairing::pair,
 };
-
-/// Messages of one request, at most.
-const MAX_MESSAGES: usize = 20_000;
 
 /// One message as clients send it.
 #[derive(Debug, Deserialize)]
@@ -62,13 +57,6 @@ pub(in super::super) fn lower(messages: Vec<ChatMessage>) -> Result<Vec<pb::Mess
             "messages",
             "`messages` is empty: give at least one",
         ));
-    }
-    if messages.len() > MAX_MESSAGES {
-        let message = format!(
-            "`messages` has {} entries, at most {MAX_MESSAGES} are taken",
-            messages.len()
-        );
-        return Err(ApiError::invalid("messages", message));
     }
     let mut lowered = Vec::with_capacity(messages.len());
     for (index, message) in messages.into_iter().enumerate() {
@@ -170,54 +158,6 @@ fn call(at: &str, call: ChatCall) -> Result<pb::ToolCall, ApiError> {
         name: function.name,
         arguments_json,
     })
-}
-
-/// Pairs tool results with calls, by id or, where ids are missing, in order; fills in names.
-pub(in super::super) fn pair(
-    messages: &mut [pb::Message],
-    path: &dyn Fn(usize) -> String,
-) -> Result<(), ApiError> {
-    // Calls without a result so far: message, number, id, name.
-    let mut open: Vec<(usize, usize, String, String)> = Vec::new();
-    for (index, message) in messages.iter_mut().enumerate() {
-        if message.role == "tool" {
-            let id = &message.tool_call_id;
-            let found = open
-                .iter()
-                .position(|(_, _, call, _)| id.is_empty() || call == id || call.is_empty());
-            let Some(found) = found else {
-                let at = path(index);
-                let what = format!("`{at}` answers {id:.80?}, which no call before it is");
-                return Err(ApiError::invalid(format!("{at}.tool_call_id"), what));
-            };
-            let (_, _, call, name) = open.remove(found);
-            message.tool_call_id = call;
-            message.name = name;
-            continue;
-        }
-        refuse_open(&open, path)?;
-        open = message
-            .tool_calls
-            .iter()
-            .enumerate()
-            .map(|(number, call)| (index, number, call.id.clone(), call.name.clone()))
-            .collect();
-    }
-    refuse_open(&open, path)
-}
-
-fn refuse_open(
-    open: &[(usize, usize, String, String)],
-    path: &dyn Fn(usize) -> String,
-) -> Result<(), ApiError> {
-    match open.first() {
-        None => Ok(()),
-        Some((message, number, id, _)) => {
-            let at = format!("{}.tool_calls[{number}]", path(*message));
-            let what = format!("`{at}` ({id:.80?}) has no result: send a tool message for it");
-            Err(ApiError::invalid(at, what))
-        }
-    }
 }
 
 #[cfg(test)]

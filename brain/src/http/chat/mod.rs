@@ -25,7 +25,9 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = ChatRequest::parse(&body, &headers, request_id)?;
+    let request = body
+        .read(move |body| ChatRequest::parse(body, &headers, request_id))
+        .await?;
     app.check_model(request.model.as_deref())?;
     if request.deliver.stream {
         let start = move |serving| stream::start(serving, owner, request);

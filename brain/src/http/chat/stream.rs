@@ -3,7 +3,7 @@
 //! One chunk a round: the role with the first token, then what each round completes, then the
 //! reason of the end, then usage when asked. An event's id is the index of its last token.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -51,8 +51,7 @@ struct Writer {
     /// One choice: its times mean something.
     single: bool,
     created: u64,
-    prompt: Value,
-    prompt_len: usize,
+    prompt: Arc<[TokenId]>,
     progress: Vec<Progress>,
     tally: Tally,
     metrics: Value,
@@ -76,7 +75,7 @@ struct Chunk<'a> {
     system_fingerprint: &'a str,
     choices: &'a [Entry<'a>],
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<&'a Value>,
+    prompt_token_ids: Option<&'a [TokenId]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -164,7 +163,7 @@ impl Script for Writer {
             token_ids: token_ids.then(|| round.tokens.iter().map(|token| token.id).collect()),
         };
         let chunk = Chunk {
-            prompt_token_ids: (begins && token_ids).then_some(&self.prompt),
+            prompt_token_ids: (begins && token_ids).then_some(&*self.prompt),
             ..self.chunk(std::slice::from_ref(&entry))
         };
         out.event(None, self.event_id(choice), &chunk);
@@ -211,10 +210,9 @@ impl Script for Writer {
 
 impl Writer {
     fn new(serving: Serving, request: ChatRequest, ask: &Ask, choices: &[Choice]) -> Self {
-        let prompt = choices.first().map(|choice| &choice.prompt[..]);
+        let prompt = choices.first().map(|choice| choice.prompt.clone());
         Self {
-            prompt: json!(prompt),
-            prompt_len: prompt.map_or(0, <[_]>::len),
+            prompt: prompt.unwrap_or_default(),
             fingerprint: fingerprint(&serving),
             serving,
             request,
@@ -276,9 +274,9 @@ impl Writer {
         let usage = self.request.deliver.running_usage.then(|| {
             let generated: usize = self.progress.iter().map(|choice| choice.tokens).sum();
             json!({
-                "prompt_tokens": self.prompt_len,
+                "prompt_tokens": self.prompt.len(),
                 "completion_tokens": generated,
-                "total_tokens": self.prompt_len + generated,
+                "total_tokens": self.prompt.len() + generated,
             })
         });
         Chunk {

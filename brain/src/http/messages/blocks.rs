@@ -4,10 +4,7 @@ use marathon_proto::brain as pb;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::super::{chat::messages::pair, error::ApiError};
-
-/// Messages of one request, at most.
-const MAX_MESSAGES: usize = 20_000;
+use super::super::{error::ApiError, pairing::pair};
 
 #[derive(Debug, Deserialize)]
 pub(super) struct Message {
@@ -63,13 +60,6 @@ pub(super) fn lower(
             "messages",
             "`messages` is empty: give at least one",
         ));
-    }
-    if messages.len() > MAX_MESSAGES {
-        let what = format!(
-            "`messages` has {} entries, at most {MAX_MESSAGES} are taken",
-            messages.len()
-        );
-        return Err(ApiError::invalid("messages", what));
     }
     let mut lowered = Lowered::default();
     if let Some(system) = system {

@@ -7,10 +7,8 @@ use marathon_proto::brain as pb;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::super::{chat::messages::pair, content::Content, error::ApiError};
+use super::super::{content::Content, error::ApiError, pairing::pair};
 
-/// Items of one request, those of the responses before it included, at most.
-const MAX_ITEMS: usize = 20_000;
 /// Kinds of parts that thoughts are given in.
 const THOUGHTS: [&str; 2] = ["reasoning_text", "summary_text"];
 
@@ -59,13 +57,6 @@ pub(super) fn lower(
             "input",
             "`input` is empty: give at least one item",
         ));
-    }
-    if items.len() > MAX_ITEMS {
-        let what = format!(
-            "there are {} items, at most {MAX_ITEMS} are taken",
-            items.len()
-        );
-        return Err(ApiError::invalid("input", what));
     }
     let path = |index: usize| match index.checked_sub(before) {
         Some(index) => format!("input[{index}]"),
