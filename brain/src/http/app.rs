@@ -5,14 +5,21 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::watch, time::timeout};
+use axum::http::Uri;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
-use super::{error::ApiError, metrics::Metrics, responses::Store};
+use super::{blocking::blocking, error::ApiError, metrics::Metrics, responses::Store};
 use crate::{callers::Keys, engine::Health, serving::Serving};
 
 /// How long a request waits for the model to be loaded. Large checkpoints take minutes.
 const LOADING_PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+/// Between two looks at what has expired.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 
 /// The front end's state. Cheap to clone.
 #[derive(Clone)]
@@ -22,6 +29,8 @@ struct Inner {
     model: watch::Receiver<Option<Serving>>,
     keys: Keys,
     cors_origins: Vec<String>,
+    /// A browser can reach the listener.
+    browsable: bool,
     model_name: String,
     store: Option<Arc<Store>>,
     ending: CancellationToken,
@@ -44,6 +53,7 @@ impl App {
         model: watch::Receiver<Option<Serving>>,
         keys: Keys,
         cors_origins: Vec<String>,
+        browsable: bool,
         model_name: String,
         store: Option<Arc<Store>>,
         ending: CancellationToken,
@@ -52,6 +62,7 @@ impl App {
             model,
             keys,
             cors_origins,
+            browsable,
             model_name,
             store,
             ending,
@@ -67,6 +78,20 @@ impl App {
         &self.0.cors_origins
     }
 
+    /// Whether this server goes by this name: any name does where no browser comes (a socket in a
+    /// folder), and those of the origins that are allowed.
+    pub(super) fn is_reached_as(&self, host: &str) -> bool {
+        let named = |origin: &String| {
+            let uri: Option<Uri> = origin.parse().ok();
+            uri.is_some_and(|uri| {
+                uri.host()
+                    .is_some_and(|name| name.eq_ignore_ascii_case(host))
+            })
+        };
+        let mut origins = self.0.cors_origins.iter();
+        !self.0.browsable || origins.any(|origin| origin == "*" || named(origin))
+    }
+
     /// Where responses are stored, if they are.
     pub(super) fn store(&self) -> Option<Arc<Store>> {
         self.0.store.clone()
@@ -76,6 +101,19 @@ impl App {
     pub(super) fn metrics(&self) -> Option<&Metrics> {
         let serving = self.loaded()?;
         Some(self.0.metrics.get_or_init(|| Metrics::of(&serving)))
+    }
+
+    /// Removes stored responses whose lease is over, now and then, for ever.
+    pub(super) async fn sweep_store(&self) {
+        let Some(store) = self.store() else {
+            return;
+        };
+        loop {
+            let store = store.clone();
+            // Said where it happened when it failed; the next one may be well.
+            let _ = blocking(move || store.sweep()).await;
+            sleep(SWEEP_EVERY).await;
+        }
     }
 
     /// Begins to measure as soon as the model is loaded.

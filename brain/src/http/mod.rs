@@ -8,6 +8,7 @@
 
 mod app;
 mod auth;
+mod blocking;
 mod body;
 mod chat;
 mod completions;
@@ -26,6 +27,7 @@ mod messages;
 mod metrics;
 mod models;
 mod openapi;
+mod pairing;
 mod pump;
 pub mod reading;
 mod responses;
@@ -146,12 +148,14 @@ impl HttpServer {
             }
         };
         let (model, loaded) = watch::channel(None);
+        let browsable = !matches!(listener.local_addr(), Ok(ListenAddr::Unix(_)));
         Ok(Some(Self {
             listener,
             app: App::new(
                 loaded,
                 setup.keys,
                 options.cors_origins.clone(),
+                browsable,
                 setup.model_name,
                 store,
                 setup.ending,
@@ -175,9 +179,10 @@ impl HttpServer {
     pub async fn serve(self, closing: CancellationToken) {
         let routes = router::routes(self.app.clone());
         let mut serving = pin!(listen::serve(self.listener, self.tls, routes, closing));
+        let upkeep = async { tokio::join!(self.app.measure(), self.app.sweep_store()) };
         tokio::select! {
             () = &mut serving => return,
-            () = self.app.measure() => {}
+            ((), ()) = upkeep => {}
         }
         serving.await;
     }

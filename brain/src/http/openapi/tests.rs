@@ -205,6 +205,7 @@ async fn the_routes_are_those_of_the_document() {
         loaded,
         Keys::default(),
         Vec::new(),
+        true,
         "demo".into(),
         None,
         ending,

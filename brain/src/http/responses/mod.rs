@@ -9,7 +9,7 @@ mod object;
 pub(super) mod request;
 mod store;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json,
@@ -23,9 +23,11 @@ use axum::{
 use futures::FutureExt as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 use super::{
     app::App,
+    blocking::blocking,
     body::Body,
     deliver::last_event,
     error::ApiError,
@@ -34,12 +36,18 @@ use super::{
     pump::{self, Script},
     sse::{self, Events, Outgoing},
 };
-use crate::callers::Owner;
-use crate::serving::{Ending, Round, Serving};
+use crate::{
+    callers::Owner,
+    sched::request::FinishReason,
+    serving::{Ending, Round, Serving},
+};
 use object::{Growing, Named};
 use request::ResponseRequest;
-use store::Record;
 pub(super) use store::Store;
+use store::{Kept, Record};
+
+/// How long reading a response that may have ended is waited for.
+const GLANCE: Duration = Duration::from_millis(200);
 
 /// Answers a conversation.
 pub(super) async fn create(
@@ -54,36 +62,13 @@ pub(super) async fn create(
         Some(id) => history(&app, &owner, &id).await?,
     };
     let before = previous.len();
-    let request = ResponseRequest::parse(&body, &headers, request_id, previous)?;
+    let request = body
+        .read(move |body| ResponseRequest::parse(body, &headers, request_id, previous))
+        .await?;
     app.check_model(request.model.as_deref())?;
-    let id = format!("resp_{}", request.deliver.id.text());
-    let stream = request.deliver.stream;
     let store = app.store().filter(|_| request.store);
-    let start = move |serving: Serving| async move {
-        let keep = match store {
-            None => None,
-            Some(store) => {
-                let fingerprint = &serving.facts.fingerprint;
-                let (sent, items) = (request.sent.clone(), request.items.clone());
-                if store
-                    .load(&owner, &id)
-                    .is_some_and(|there| there.request != sent)
-                {
-                    return Err(ApiError::conflict(&id));
-                }
-                let record = store.record(&id, fingerprint, sent, items, before);
-                store
-                    .save(&owner, &record)
-                    .map_err(|error| not_stored(&error))?;
-                Some(Keep {
-                    store,
-                    owner: owner.clone(),
-                    record,
-                })
-            }
-        };
-        open(serving, &owner, &request, id, keep, None).await
-    };
+    let stream = request.deliver.stream;
+    let start = move |serving| begin(serving, owner, request, before, store);
     if stream {
         let start = move |serving| start(serving).map(|opened| opened.map(Opened::events));
         return sse::respond(&app, start, sse::error).await;
@@ -91,6 +76,40 @@ pub(super) async fn create(
     let serving = app.serving().await?;
     let response = start(serving).await?.collect().await?;
     Ok(Json(response).into_response())
+}
+
+/// Starts a response, and stores what is needed to go on with it once the engine has taken it on.
+/// The same request under the same id finds what is stored.
+async fn begin(
+    serving: Serving,
+    owner: Owner,
+    request: ResponseRequest,
+    before: usize,
+    store: Option<Arc<Store>>,
+) -> Result<Opened, ApiError> {
+    let id = format!("resp_{}", request.deliver.id.text());
+    let Some(store) = store else {
+        return open(serving, &owner, &request, id, None, None).await;
+    };
+    let (sent, items) = (request.sent.clone(), request.items.clone());
+    let record = store.record(&id, &serving.facts.fingerprint, sent, items, before);
+    let keep = Keep {
+        store: store.clone(),
+        owner: owner.clone(),
+    };
+    let mut opened = open(serving, &owner, &request, id, Some(keep), None).await?;
+    let refused = match blocking(move || store.keep(&owner, record)).await {
+        Ok(Ok(Kept::As(record))) => {
+            opened.script.growing.created_at(record.created_at);
+            return Ok(opened);
+        }
+        Ok(Ok(Kept::Taken)) => ApiError::conflict(&opened.script.id),
+        Ok(Err(error)) => not_stored(&error),
+        Err(error) => error,
+    };
+    // Nobody could come back for it.
+    opened.choices.iter_mut().for_each(Choice::give_up);
+    Err(refused)
 }
 
 fn not_stored(error: &std::io::Error) -> ApiError {
@@ -115,14 +134,11 @@ async fn open(
     let ask = request.ask(&serving, &id, keep.is_some());
     let mut choices = generation::start(&serving, owner, &ask).await?;
     choices.iter_mut().for_each(Choice::one_by_one);
-    let mut growing = Growing::new(&id, &serving.facts.name, &request.sent, keep.is_some());
-    if let Some(keep) = &keep {
-        growing.created_at(keep.record.created_at);
-    }
     Ok(Opened {
         choices,
         script: Writer {
-            growing,
+            growing: Growing::new(&id, &serving.facts.name, &request.sent, keep.is_some()),
+            id,
             begun: false,
             next: 0,
             after,
@@ -154,11 +170,23 @@ impl Opened {
 struct Keep {
     store: Arc<Store>,
     owner: Owner,
-    record: Record,
+}
+
+impl Keep {
+    /// Adds the answer to the record in a while. Nothing is lost when that fails: the answer can
+    /// be computed again.
+    fn complete(self, id: String, response: Value) {
+        tokio::task::spawn_blocking(move || {
+            if let Err(error) = self.store.complete(&self.owner, &id, response) {
+                tracing::warn!(id, %error, "a response was not stored whole");
+            }
+        });
+    }
 }
 
 /// Makes numbered events of what is read.
 struct Writer {
+    id: String,
     growing: Growing,
     begun: bool,
     /// Number of the next event.
@@ -180,12 +208,9 @@ impl Script for Writer {
     fn finished(&mut self, _choice: usize, ending: &Ending, out: &mut Outgoing) {
         let mut events = self.begin();
         self.growing.finish(ending, &mut events);
-        if let Some(keep) = &mut self.keep {
-            keep.record.response = Some(self.growing.response().clone());
-            // Nothing is lost when it fails: the answer can be computed again.
-            if let Err(error) = keep.store.save(&keep.owner, &keep.record) {
-                tracing::warn!(%error, "a response was not stored whole");
-            }
+        let whole = ending.outcome.reason != FinishReason::Cancelled;
+        if let Some(keep) = self.keep.take().filter(|_| whole) {
+            keep.complete(self.id.clone(), self.growing.response().clone());
         }
         self.send(events, out);
     }
@@ -227,21 +252,16 @@ async fn history(app: &App, owner: &Owner, id: &str) -> Result<Vec<Value>, ApiEr
         let why = "responses are not stored: serve with --response-dir";
         return Err(ApiError::unsupported("previous_response_id", why));
     };
-    let record = store.load(owner, id).ok_or_else(|| {
-        let what = format!("there is no stored response `{id:.100}`");
-        ApiError {
-            param: Some("previous_response_id".into()),
-            ..ApiError::not_found(what)
-        }
+    let record = load(&store, owner, id).await.map_err(|error| ApiError {
+        param: Some("previous_response_id".into()),
+        ..error
     })?;
     let mut items = record.items.clone();
     let response = match record.response {
         Some(response) => response,
         None => {
-            reopen(app, owner, store, record, None)
-                .await?
-                .collect()
-                .await?
+            let opened = reopen(app, owner, store, record, None).await?;
+            opened.collect().await?
         }
     };
     items.extend(response["output"].as_array().cloned().unwrap_or_default());
@@ -262,19 +282,20 @@ async fn reopen(
     }
     let suffix = record.id.strip_prefix("resp_").unwrap_or_default();
     let request_id = RequestId::parse(suffix).unwrap_or_else(RequestId::random);
-    let mut body = Body(record.request.clone());
+    let (mut sent, mut previous) = (record.request, record.items);
     // The record has its items.
-    body.0
-        .insert("input".into(), json!(record.items[record.before..]));
-    let previous = record.items[..record.before].to_vec();
-    let request = ResponseRequest::parse(&body, &HeaderMap::new(), request_id, previous)?;
-    let id = record.id.clone();
-    let keep = Some(Keep {
+    sent.insert("input".into(), previous.split_off(record.before).into());
+    let request = blocking(move || {
+        ResponseRequest::parse(&sent.into(), &HeaderMap::new(), request_id, previous)
+    });
+    let request = request.await??;
+    let keep = Keep {
         store,
         owner: owner.clone(),
-        record,
-    });
-    open(serving, owner, &request, id, keep, after).await
+    };
+    let mut opened = open(serving, owner, &request, record.id, Some(keep), after).await?;
+    opened.script.growing.created_at(record.created_at);
+    Ok(opened)
 }
 
 /// How a stored response is read again.
@@ -284,11 +305,20 @@ pub(super) struct Reading {
     starting_after: Option<u64>,
 }
 
-fn stored(app: &App, owner: &Owner, id: &str) -> Result<(Arc<Store>, Record), ApiError> {
-    let found = app
-        .store()
-        .and_then(|store| Some((store.clone(), store.load(owner, id)?)));
-    found.ok_or_else(|| ApiError::not_found(format!("there is no stored response `{id:.100}`")))
+async fn load(store: &Arc<Store>, owner: &Owner, id: &str) -> Result<Record, ApiError> {
+    let (store, owner, wanted) = (store.clone(), owner.clone(), id.to_owned());
+    let found = blocking(move || store.load(&owner, &wanted)).await?;
+    found.ok_or_else(|| no_such(id))
+}
+
+async fn stored(app: &App, owner: &Owner, id: &str) -> Result<(Arc<Store>, Record), ApiError> {
+    let store = app.store().ok_or_else(|| no_such(id))?;
+    let record = load(&store, owner, id).await?;
+    Ok((store, record))
+}
+
+fn no_such(id: &str) -> ApiError {
+    ApiError::not_found(format!("there is no stored response `{id:.100}`"))
 }
 
 /// Reads a stored response again, whole or as a stream.
@@ -300,7 +330,7 @@ pub(super) async fn read(
     reading: Result<Query<Reading>, QueryRejection>,
 ) -> Result<Response, ApiError> {
     let (Path(id), Query(reading)) = (id?, reading?);
-    let (store, record) = stored(&app, &owner, &id)?;
+    let (store, record) = stored(&app, &owner, &id).await?;
     if reading.stream == Some(true) {
         // A browser's event source says by itself how far it came, and goes on with the same address.
         let came = last_event(&headers)?.map(|number| number as u64);
@@ -314,9 +344,9 @@ pub(super) async fn read(
     }
     let opened = reopen(&app, &owner, store, record, None).await?;
     let unfinished = opened.script.growing.response().clone();
-    // What has ended is there at once; what has not goes on.
-    let response = opened.collect().now_or_never().unwrap_or(Ok(unfinished))?;
-    Ok(Json(response).into_response())
+    // What has ended is there almost at once; what has not goes on.
+    let whole = timeout(GLANCE, opened.collect()).await;
+    Ok(Json(whole.unwrap_or(Ok(unfinished))?).into_response())
 }
 
 /// Forgets a stored response.
@@ -326,13 +356,14 @@ pub(super) async fn delete(
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     let Path(id) = id?;
-    let (store, record) = stored(&app, &owner, &id)?;
+    let (store, record) = stored(&app, &owner, &id).await?;
     if let Some(serving) = app.loaded() {
         let own = serving.owned_by(&owner);
         own.engine.cancel(&generation_id(&record.id, 0));
     }
-    store.delete(&owner, &record.id);
+    let id = record.id.clone();
+    blocking(move || store.delete(&owner, &record.id)).await?;
     Ok(Json(
-        json!({ "id": record.id, "object": "response", "deleted": true }),
+        json!({ "id": id, "object": "response", "deleted": true }),
     ))
 }

@@ -126,7 +126,7 @@ impl ResponseRequest {
             }
             .checked()?,
             items,
-            sent: body.0.clone(),
+            sent: body.fields.clone(),
         })
     }
 
