@@ -10,7 +10,7 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Event, Stream, start, start_loading, start_with_keys};
+use support::{Event, Server, Stream, start, start_loading, start_with_keys};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -322,6 +322,26 @@ async fn pages_of_other_sites_are_kept_out_unless_allowed() {
         .post(CHAT, &chat(json!({})))
         .header("origin", "https://other.org");
     assert_eq!(stranger.send().await.unwrap().status(), 403);
+}
+
+#[tokio::test]
+async fn a_name_that_somebody_else_answers_for_is_refused_where_there_are_no_keys() {
+    const NAME: &str = "rebound.example:8000";
+    let status = async |server: &Server, path: &str, host: &str| {
+        let request = server.get(path).header("host", host);
+        request.send().await.unwrap().status().as_u16()
+    };
+    let closed = start(&[]).await;
+    for path in ["/v1/runs", "/metrics", "/v1/models"] {
+        assert_eq!(status(&closed, path, NAME).await, 403, "{path}");
+        assert_eq!(status(&closed, path, "localhost:8000").await, 200, "{path}");
+    }
+    assert_eq!(status(&closed, "/health", NAME).await, 200, "a probe's");
+    let open = start(&["--cors-origins", "http://rebound.example"]).await;
+    assert_eq!(status(&open, "/v1/runs", NAME).await, 200);
+    let keyed = start_with_keys(&[], Some("first-key-0123456789")).await;
+    keyed.load();
+    assert_eq!(status(&keyed, "/v1/runs", NAME).await, 401);
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@
 #[path = "http_support/mod.rs"]
 mod support;
 
+use brain::callers::Owner;
 use serde_json::{Value, json};
 use support::{Event, Stream, start, start_with_keys};
 
@@ -378,6 +379,68 @@ async fn a_response_streams_what_the_whole_one_says() {
         let error = server.refused(path, &response(more), 400).await;
         assert_eq!(error["param"], param, "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_message_that_was_cancelled_is_not_told_as_whole() {
+    let server = start(&["--fake-step-time", "5ms"]).await;
+    let body = message(
+        json!({"stream": true, "max_tokens": 2000, "resumable": true,
+                              "request_id": "m"}),
+    );
+    let mut stream = Stream::open(server.post("/v1/messages", &body)).await;
+    assert_eq!(stream.next().await.unwrap().name, "message_start");
+    let engine = server.serving().owned_by(&Owner::anyone()).engine;
+    assert!(engine.cancel("msg_m"));
+    let events = stream.rest().await;
+    let last = events.last().unwrap();
+    assert_eq!(last.name, "error");
+    let message = last.json()["error"]["message"].clone();
+    assert!(message.as_str().unwrap().contains("cancelled"), "{message}");
+    assert!(events.iter().all(|event| event.name != "message_delta"));
+}
+
+#[tokio::test]
+async fn a_deleted_response_does_not_come_back_when_its_stream_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let server = start(&["--response-dir", folder, "--fake-step-time", "5ms"]).await;
+    let path = "/v1/responses";
+    let body = response(json!({"stream": true, "max_output_tokens": 2000}));
+    let mut stream = Stream::open(server.post(path, &body)).await;
+    let id = stream.next().await.unwrap().json()["response"]["id"].clone();
+    let stored = format!("{path}/{}", id.as_str().unwrap());
+    let status = async |request: reqwest::RequestBuilder| request.send().await.unwrap().status();
+    assert_eq!(status(server.get(&stored)).await, 200);
+    let delete = server.client.delete(format!("{}{stored}", server.base));
+    assert_eq!(status(delete).await, 200);
+    let last = stream.rest().await.pop().unwrap();
+    assert_eq!(last.json()["response"]["status"], "cancelled");
+    assert_eq!(status(server.get(&stored)).await, 404);
+}
+
+#[tokio::test]
+async fn a_response_asked_for_again_is_the_stored_one_and_a_refused_one_is_not_stored() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(&["--response-dir", dir.path().to_str().unwrap()]).await;
+    let path = "/v1/responses";
+    let ask = |more: Value| {
+        with(
+            response(json!({"request_id": "r", "resumable": true})),
+            more,
+        )
+    };
+    let first = server.ask(path, &ask(json!({}))).await;
+    let again = server.ask(path, &ask(json!({}))).await;
+    assert_eq!(again, first);
+    server.refused(path, &ask(json!({"seed": 99})), 409).await;
+    let read = server.get(&format!("{path}/resp_r")).send().await.unwrap();
+    assert_eq!(read.json::<Value>().await.unwrap(), first);
+    // The engine does not take it: its text is longer than the context.
+    let long = json!({"request_id": "long", "input": "word ".repeat(200_000)});
+    server.refused(path, &ask(long), 400).await;
+    let read = server.get(&format!("{path}/resp_long"));
+    assert_eq!(read.send().await.unwrap().status(), 404);
 }
 
 #[tokio::test]

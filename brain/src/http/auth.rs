@@ -1,8 +1,15 @@
 //! Who may call: a key where there are keys, and no page of a stranger's site where there are none.
+//!
+//! A browser names the site of a page that calls another site (`Origin`). It does not when it
+//! believes the page's own site to be here: somebody who answers for a name, first with their own
+//! address and then with this machine's, makes it believe so. Such a call carries that name
+//! (`Host`), which no honest one does: without keys only this machine can call.
+
+use std::net::IpAddr;
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, header},
+    http::{HeaderMap, header, uri::Authority},
     middleware::Next,
     response::Response,
 };
@@ -17,6 +24,7 @@ pub(super) async fn require_key(
 ) -> Result<Response, ApiError> {
     if app.keys().is_empty() {
         check_origin(&app, request.headers())?;
+        check_host(&app, &request)?;
     }
     let key = key_of(request.headers());
     let owner = app.keys().caller(key).ok_or_else(|| {
@@ -39,7 +47,6 @@ fn key_of(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| headers.get("x-api-key").map(|value| value.as_bytes()))
 }
 
-/// Without keys, what stands between a page of any site and this server is the browser's `Origin`.
 fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
@@ -56,9 +63,55 @@ fn check_origin(app: &App, headers: &HeaderMap) -> Result<(), ApiError> {
     )))
 }
 
+fn check_host(app: &App, request: &Request) -> Result<(), ApiError> {
+    let given = request.headers().get(header::HOST);
+    let authority = request.uri().authority();
+    let host = match (authority, given) {
+        (Some(authority), _) => authority.host().to_owned(),
+        // Browsers always send one.
+        (None, None) => return Ok(()),
+        (None, Some(host)) => Authority::try_from(host.as_bytes())
+            .map(|authority| authority.host().to_owned())
+            .map_err(|_| ApiError::forbidden_host(&String::from_utf8_lossy(host.as_bytes())))?,
+    };
+    if is_local(&host) || app.is_reached_as(&host) {
+        return Ok(());
+    }
+    Err(ApiError::forbidden_host(&host))
+}
+
+/// A name that nobody else can answer for: an address, or this machine's own.
+fn is_local(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let name = host.trim_end_matches('.').to_ascii_lowercase();
+    bare.parse::<IpAddr>().is_ok() || name == "localhost" || name.ends_with(".localhost")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_others_answer_for_are_not_this_machines() {
+        for host in [
+            "127.0.0.1",
+            "[::1]",
+            "192.168.1.7",
+            "localhost",
+            "Api.LocalHost.",
+        ] {
+            assert!(is_local(host), "{host}");
+        }
+        for host in [
+            "evil.example",
+            "localhost.evil.example",
+            "notlocalhost",
+            "",
+            "127.0.0.1.nip.io",
+        ] {
+            assert!(!is_local(host), "{host}");
+        }
+    }
 
     #[test]
     fn a_key_is_found_in_either_header() {

@@ -124,6 +124,19 @@ impl ApiError {
         )
     }
 
+    /// A name of this server that somebody else may answer for.
+    pub(super) fn forbidden_host(host: &str) -> Self {
+        Self::new(
+            StatusCode::FORBIDDEN,
+            INVALID,
+            "host_not_allowed",
+            format!(
+                "this server is not {host:.100}: call it as localhost or by its address, or serve \
+                 with keys, or allow http://{host:.100} with --cors-origins"
+            ),
+        )
+    }
+
     /// Nothing under that name.
     pub(super) fn not_found(what: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, INVALID, "not_found", what)
@@ -191,6 +204,16 @@ impl ApiError {
         }
     }
 
+    /// A generation that somebody ended, where the API has no word for that.
+    pub(super) fn cancelled() -> Self {
+        Self::new(
+            StatusCode::GONE,
+            SERVER,
+            "generation_cancelled",
+            "the generation was cancelled before its end",
+        )
+    }
+
     /// The disk does not take a response.
     pub(super) fn storage() -> Self {
         Self::new(
@@ -240,64 +263,27 @@ impl ApiError {
             field,
             retry_after,
         } = problem;
-        let (status, kind, code, message) = match reason {
-            Reason::InvalidField => (StatusCode::BAD_REQUEST, INVALID, "invalid_value", message),
-            Reason::PromptTooLong => (
-                StatusCode::BAD_REQUEST,
-                INVALID,
-                "context_length_exceeded",
-                format!(
-                    "the request exceeds the available context size: this model's maximum \
-                     context length is {max_len} tokens; {message}"
-                ),
+        let message = match reason {
+            Reason::PromptTooLong => format!(
+                "the request exceeds the available context size: this model's maximum context \
+                 length is {max_len} tokens; {message}"
             ),
-            Reason::UnknownGeneration => (StatusCode::NOT_FOUND, INVALID, "not_found", message),
-            Reason::GenerationConflict => (StatusCode::CONFLICT, INVALID, "conflict", message),
-            Reason::IndexOutOfRange => (
-                StatusCode::BAD_REQUEST,
-                INVALID,
-                "index_out_of_range",
-                message,
-            ),
-            Reason::FingerprintMismatch => (
-                StatusCode::CONFLICT,
-                INVALID,
-                "fingerprint_mismatch",
-                message,
-            ),
-            Reason::Unauthenticated => (
-                StatusCode::UNAUTHORIZED,
-                INVALID,
-                "invalid_api_key",
-                message,
-            ),
-            Reason::Overloaded => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                SERVER,
-                "overloaded",
-                format!("the server is overloaded: {message}"),
-            ),
+            Reason::Overloaded => format!("the server is overloaded: {message}"),
+            Reason::EngineFailed => format!("server error (503): {message}"),
             Reason::ShuttingDown => {
                 return Self {
                     retry_after: retry_after.or(Some(SOON)),
                     ..Self::ending()
                 };
             }
-            Reason::EngineFailed => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                SERVER,
-                "engine_failed",
-                format!("server error (503): {message}"),
-            ),
             Reason::Internal => return Self::internal(),
+            _ => message,
         };
+        let (status, kind, code) = classified(reason);
         Self {
-            status,
-            kind,
-            code,
-            message,
             param: field.map(|field| http_path(&field)),
             retry_after,
+            ..Self::new(status, kind, code, message)
         }
     }
 
@@ -347,6 +333,26 @@ impl From<PathRejection> for ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         self.respond_with(self.body())
+    }
+}
+
+/// Status, `type` and `code` of a problem of this kind.
+fn classified(reason: Reason) -> (StatusCode, &'static str, &'static str) {
+    let wrong = |code| (StatusCode::BAD_REQUEST, INVALID, code);
+    let conflict = |code| (StatusCode::CONFLICT, INVALID, code);
+    let unavailable = |code| (StatusCode::SERVICE_UNAVAILABLE, SERVER, code);
+    match reason {
+        Reason::InvalidField => wrong("invalid_value"),
+        Reason::PromptTooLong => wrong("context_length_exceeded"),
+        Reason::IndexOutOfRange => wrong("index_out_of_range"),
+        Reason::UnknownGeneration => (StatusCode::NOT_FOUND, INVALID, "not_found"),
+        Reason::GenerationConflict => conflict("conflict"),
+        Reason::FingerprintMismatch => conflict("fingerprint_mismatch"),
+        Reason::Unauthenticated => (StatusCode::UNAUTHORIZED, INVALID, "invalid_api_key"),
+        Reason::Overloaded => unavailable("overloaded"),
+        Reason::ShuttingDown => unavailable("shutting_down"),
+        Reason::EngineFailed => unavailable("engine_failed"),
+        Reason::Internal => (StatusCode::INTERNAL_SERVER_ERROR, SERVER, "internal_error"),
     }
 }
 

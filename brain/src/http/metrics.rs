@@ -24,7 +24,7 @@ use prometheus_client::{
 
 use super::{app::App, error::ApiError};
 use crate::{
-    engine::{Engine, Observer, TierStats},
+    engine::{Engine, EngineStats, Observer, TierStats},
     sched::{request::FinishReason, sequence::Outcome, stats::Stats},
     serving::Serving,
 };
@@ -273,62 +273,67 @@ const LEVELS: [Level; 4] = [
     ),
 ];
 
-type Tier = (&'static str, &'static str, fn(&TierStats) -> u64);
+type TierCount = (&'static str, &'static str, fn(&TierStats) -> u64);
 
-const TIERS: [Tier; 5] = [
-    (
-        "brain:host_cache_bytes",
-        "Bytes of cached prompts in this machine's memory",
-        |t| t.host_bytes,
-    ),
+const TIER_COUNTS: [TierCount; 3] = [
     (
         "brain:spilled_bytes",
-        "Bytes copied from the device since the start, their blocks being needed",
+        "Bytes copied from the device, their blocks being needed",
         |t| t.spilled_bytes,
     ),
     (
         "brain:loaded_bytes",
-        "Bytes of cached prompts that came back to the device since the start",
+        "Bytes of cached prompts that came back to the device",
         |t| t.loaded_bytes,
     ),
     (
         "brain:fetched_bytes",
-        "Bytes of cached prompts read from disk for requests since the start",
+        "Bytes of cached prompts read from disk for requests",
         |t| t.fetched_bytes,
+    ),
+];
+
+type TierLevel = (&'static str, &'static str, fn(&TierStats) -> f64);
+
+const TIER_LEVELS: [TierLevel; 2] = [
+    (
+        "brain:host_cache_bytes",
+        "Bytes of cached prompts in this machine's memory",
+        |t| t.host_bytes as f64,
     ),
     (
         "brain:snapshot_pieces_waiting",
         "Pieces of snapshots that wait to be written",
-        |t| t.saving as u64,
+        |t| t.saving as f64,
     ),
 ];
 
 impl Collector for Counted {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let stats = self.0.stats();
-        for (name, help, read) in COUNTS {
-            let counter = ConstCounter::new(read(&stats.sched));
+        let EngineStats {
+            sched,
+            tiers,
+            uptime,
+            ..
+        } = self.0.stats();
+        let counts = COUNTS.map(|(name, help, read)| (name, help, read(&sched)));
+        let tier_counts = TIER_COUNTS.map(|(name, help, read)| (name, help, read(&tiers)));
+        for (name, help, count) in counts.into_iter().chain(tier_counts) {
             let metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-            counter.encode(metric)?;
+            ConstCounter::new(count).encode(metric)?;
         }
-        for (name, help, read) in LEVELS {
-            let gauge = ConstGauge::new(read(&stats.sched));
-            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            gauge.encode(metric)?;
-        }
-        for (name, help, read) in TIERS {
-            let gauge = ConstGauge::new(read(&stats.tiers) as f64);
-            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            gauge.encode(metric)?;
-        }
-        let uptime = ConstGauge::new(stats.uptime.as_secs_f64());
-        let metric = encoder.encode_descriptor(
+        let levels = LEVELS.map(|(name, help, read)| (name, help, read(&sched)));
+        let tier_levels = TIER_LEVELS.map(|(name, help, read)| (name, help, read(&tiers)));
+        let up = (
             "brain:uptime_seconds",
             "Since brain started",
-            None,
-            MetricType::Gauge,
-        )?;
-        uptime.encode(metric)
+            uptime.as_secs_f64(),
+        );
+        for (name, help, level) in levels.into_iter().chain(tier_levels).chain([up]) {
+            let metric = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(level).encode(metric)?;
+        }
+        Ok(())
     }
 }
 

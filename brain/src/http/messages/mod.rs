@@ -38,7 +38,9 @@ pub(super) async fn create(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, ApiError> {
-    let request = MessagesRequest::parse(&body, &headers, request_id)?;
+    let request = body
+        .read(move |body| MessagesRequest::parse(body, &headers, request_id))
+        .await?;
     app.check_model(request.model.as_deref())?;
     if request.deliver.stream {
         let start = move |serving| stream::start(serving, owner, request);
@@ -50,6 +52,9 @@ pub(super) async fn create(
     let mut answer = head(&serving, &ask);
     for choice in &mut choices {
         let (_, ending) = choice.collect().await?;
+        if let Some(error) = failure(&ending) {
+            return Err(error);
+        }
         let (stop_reason, stop_sequence) = stop(&ending);
         answer["content"] = json!(content(&ask.shown_id, &ending));
         answer["stop_reason"] = json!(stop_reason);
@@ -66,13 +71,16 @@ pub(super) async fn count_tokens(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Json<Value>, ApiError> {
-    let request = MessagesRequest::parse_to_count(&body, &headers, request_id)?;
+    let request = body
+        .read(move |body| MessagesRequest::parse_to_count(body, &headers, request_id))
+        .await?;
     app.check_model(request.model.as_deref())?;
     let serving = app.serving().await?;
     let max_len = serving.engine.max_len();
     let given = request.shown();
     let count = serving
         .blocking(move |serving| {
+            serving.check_conversation("conversation", &given)?;
             let conversation = conversation::conversation(given, "conversation")?;
             serving
                 .text
@@ -118,6 +126,15 @@ fn content(shown_id: &str, ending: &Ending) -> Vec<Value> {
         }));
     }
     blocks
+}
+
+/// Why a message did not end well. There is no `stop_reason` for one that was cancelled, and what
+/// it has so far must not be taken for the whole.
+fn failure(ending: &Ending) -> Option<ApiError> {
+    match ending.outcome.reason {
+        FinishReason::Cancelled => Some(ApiError::cancelled()),
+        _ => generation::failure(ending),
+    }
 }
 
 /// `stop_reason` and `stop_sequence`.

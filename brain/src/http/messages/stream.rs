@@ -11,7 +11,7 @@ use super::{
         pump::{self, Script},
         sse::{Events, Outgoing},
     },
-    errors, head,
+    errors, failure, head,
     request::MessagesRequest,
     stop, usage,
 };
@@ -105,6 +105,10 @@ impl Script for Writer {
                 }
             }
         }
+    }
+
+    fn failure(&self, ending: &Ending) -> Option<ApiError> {
+        failure(ending)
     }
 
     fn finished(&mut self, _choice: usize, ending: &Ending, out: &mut Outgoing) {
