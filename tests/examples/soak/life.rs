@@ -1,5 +1,6 @@
 //! The brain's lives: each ends with SIGKILL at a random moment, now and then with SIGTERM, and the
-//! next one finds what the last one left.
+//! next one finds what the last one left. The last one is let live: what grows with the requests of a
+//! life shows in a long one.
 
 use std::{
     fs,
@@ -27,6 +28,8 @@ pub(crate) struct Sample {
     pub(crate) tokens: u64,
     /// Bytes of its snapshots.
     pub(crate) disk: u64,
+    /// In the last life.
+    pub(crate) last: bool,
 }
 
 /// The end of a life.
@@ -44,22 +47,26 @@ pub(crate) struct Lives {
     folder: PathBuf,
     began: Instant,
     born: Instant,
-    due: Instant,
+    /// When this life ends; `None` for the last one.
+    due: Option<Instant>,
+    /// When the last life begins.
+    last_from: Instant,
     chance: Chance,
     kills: Vec<Kill>,
     address: watch::Sender<Option<BrainClient<BrainChannel>>>,
 }
 
 impl Lives {
-    /// The first life.
-    pub(crate) fn begin(folder: &Path, seed: u64) -> Self {
+    /// The first life. The one that begins after `striking` is the last.
+    pub(crate) fn begin(folder: &Path, seed: u64, striking: Duration) -> Self {
         let now = Instant::now();
         let mut lives = Self {
             brain: None,
             folder: folder.to_owned(),
             began: now,
             born: now,
-            due: now,
+            due: None,
+            last_from: now + striking,
             chance: Chance::new(seed ^ 0xdead),
             kills: Vec::new(),
             address: watch::Sender::new(None),
@@ -104,12 +111,18 @@ impl Lives {
             0 => 60 + self.chance.below(180),
             _ => 3 + self.chance.below(40),
         };
-        self.due = self.born + Duration::from_secs(seconds);
+        let due = self.born + Duration::from_secs(seconds);
+        self.due = (self.born < self.last_from).then(|| due.min(self.last_from));
+    }
+
+    /// Whether this life is the last.
+    pub(crate) fn is_last(&self) -> bool {
+        self.due.is_none()
     }
 
     /// Ends this life and begins the next, if it is time.
     pub(crate) async fn strike_when_due(&mut self) {
-        if Instant::now() < self.due {
+        if self.due.is_none_or(|due| Instant::now() < due) {
             return;
         }
         let hard = !self.chance.once_in(6);
