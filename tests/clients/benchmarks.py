@@ -54,7 +54,7 @@ def model():
     checkpoints = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
     loader.exec_module(checkpoints)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoints.make(pathlib.Path(folder), layers=1)
+        checkpoints.make(pathlib.Path(folder), checkpoints.large(1))
         yield ["--model", folder, "--served-model-name", "demo", "--device", "cpu", "--threads", "1"]
 
 
