@@ -9,6 +9,7 @@ pub mod commit;
 pub mod constraint;
 pub mod cost;
 pub mod depth;
+mod eviction;
 pub mod fair;
 pub mod image;
 pub mod mask;

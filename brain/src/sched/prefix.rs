@@ -13,9 +13,8 @@
 //!
 //! Anchors are left where an agent comes back to: at the end of a generation, at the end of a
 //! prompt, at the end of the first turn (instructions and tools) and where two prompts part ways.
-//! The newest of each run are pinned for a lease. When blocks are needed the least recently used
-//! go first, superseded ones before all others and pinned ones last. What goes for that reason is
-//! told, so that its bytes can be kept below ([`super::below`]).
+//! The newest of each run are pinned for a lease. What goes when blocks are needed, and in which
+//! order, is told in `eviction`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -23,12 +22,12 @@ use std::{
 };
 
 use super::{
-    below::{Dropped, DroppedUnit},
+    below::Dropped,
     blocks::{Full, Kept, Sliding},
     pins::{Pins, Place},
     table::{Pools, Table},
     tokens::{PrefixKey, TokenList},
-    types::{BlockId, Group, SeqId, TokenId},
+    types::{BlockId, SeqId, TokenId},
     units::Units,
 };
 
@@ -121,9 +120,9 @@ pub struct PrefixCache {
     pub(super) by_key: HashMap<PrefixKey, BTreeSet<AnchorId>>,
     pub(super) pins: Pins,
     pub(super) config: CacheConfig,
-    block_bytes: (u64, u64),
+    pub(super) block_bytes: (u64, u64),
     /// What was given up and not yet asked for.
-    dropped: Vec<Dropped>,
+    pub(super) dropped: Vec<Dropped>,
     next_id: u64,
     uses: u64,
 }
@@ -363,83 +362,11 @@ impl PrefixCache {
         }
     }
 
-    /// Gives up one anchor, if possible one whose end frees a block of that group; false when
-    /// there is none.
-    pub fn drop_one(&mut self, pools: &mut Pools, now: Duration, wanted: Group) -> bool {
-        let pinned = self.pins.anchors(now);
-        let order = |(id, anchor): &(&AnchorId, &Anchor)| {
-            (pinned.contains(id), !anchor.superseded, anchor.used)
-        };
-        let frees = |(_, anchor): &(&AnchorId, &Anchor)| match wanted {
-            Group::Sliding => anchor.window.iter().any(|one| pools.sliding.is_last(one)),
-            Group::Full => self.frees_full(pools, anchor),
-        };
-        let best = self.anchors.iter().filter(frees).min_by_key(order);
-        let chosen = best.or_else(|| self.anchors.iter().min_by_key(order));
-        match chosen.map(|(&id, _)| id) {
-            Some(id) if self.config.spill => self.spill(pools, id),
-            Some(id) => self.remove(pools, id),
-            None => false,
-        }
-    }
-
-    /// Gives an anchor up and tells what it was.
-    fn spill(&mut self, pools: &mut Pools, id: AnchorId) -> bool {
-        let (Some(image), Some(blocks)) = (self.image(id), self.anchor_blocks(id)) else {
-            return false;
-        };
-        let Some(anchor) = self.anchors.get(&id) else {
-            return false;
-        };
-        let (worth, left_by) = (!anchor.superseded, anchor.left_by);
-        let mut units = Vec::new();
-        self.remove_telling(pools, id, Some(&mut units));
-        self.dropped.push(Dropped {
-            image,
-            blocks,
-            units,
-            worth,
-            left_by,
-        });
-        true
-    }
-
-    /// What was given up since it was last asked for. The bytes are there until blocks are written.
-    pub(super) fn take_dropped(&mut self) -> Vec<Dropped> {
-        std::mem::take(&mut self.dropped)
-    }
-
     /// An anchor is about to be of use: others go before it.
     pub(super) fn touch(&mut self, id: AnchorId) {
         self.uses += 1;
         if let Some(anchor) = self.anchors.get_mut(&id) {
             anchor.used = self.uses;
-        }
-    }
-
-    fn frees_full(&self, pools: &Pools, anchor: &Anchor) -> bool {
-        self.units.is_freed_with(pools, anchor.leaf())
-            || anchor.tail_blocks.iter().any(|one| pools.full.is_last(one))
-    }
-
-    /// Gives up what a sequence left: it is not to be trusted.
-    pub fn distrust(&mut self, pools: &mut Pools, seq: SeqId) {
-        let left = self
-            .anchors
-            .iter()
-            .filter(|(_, anchor)| anchor.left_by == seq);
-        let left: Vec<_> = left.map(|(&id, _)| id).collect();
-        for id in left {
-            self.remove(pools, id);
-        }
-        self.dropped.retain(|dropped| dropped.left_by != seq);
-    }
-
-    /// Gives up everything, what was given up before included: the bytes are gone.
-    pub fn clear(&mut self, pools: &mut Pools) {
-        self.dropped.clear();
-        while let Some((&id, _)) = self.anchors.first_key_value() {
-            self.remove(pools, id);
         }
     }
 
@@ -542,18 +469,6 @@ impl PrefixCache {
         }
     }
 
-    /// Gives up what is over the limits.
-    pub(super) fn enforce(&mut self, pools: &mut Pools, now: Duration) {
-        loop {
-            let bytes = pools.full.kept() as u64 * self.block_bytes.0
-                + pools.sliding.kept() as u64 * self.block_bytes.1;
-            let over = self.anchors.len() > self.config.anchors || bytes > self.config.bytes;
-            if !over || !self.drop_one(pools, now, Group::Full) {
-                return;
-            }
-        }
-    }
-
     /// Shortens an anchor whose tail is gone to the multiple of the stride it lies at.
     fn cut_tail(&mut self, pools: &mut Pools, id: AnchorId) {
         let geometry = pools.geometry;
@@ -572,43 +487,6 @@ impl PrefixCache {
         if anchor.units == 0 {
             self.remove(pools, id);
         }
-    }
-
-    pub(super) fn remove(&mut self, pools: &mut Pools, id: AnchorId) -> bool {
-        self.remove_telling(pools, id, None)
-    }
-
-    /// The same; units that go with it are told to `gone` if anybody asks.
-    fn remove_telling(
-        &mut self,
-        pools: &mut Pools,
-        id: AnchorId,
-        gone: Option<&mut Vec<DroppedUnit>>,
-    ) -> bool {
-        let Some(anchor) = self.anchors.remove(&id) else {
-            return false;
-        };
-        self.pins.forget(id);
-        if let Some(there) = self.by_key.get_mut(&anchor.key) {
-            there.remove(&id);
-            if there.is_empty() {
-                self.by_key.remove(&anchor.key);
-            }
-        }
-        self.release(pools, anchor, gone);
-        true
-    }
-
-    /// Lets an anchor's blocks go, and the units that only it was kept for.
-    fn release(&mut self, pools: &mut Pools, anchor: Anchor, gone: Option<&mut Vec<DroppedUnit>>) {
-        let leaf = anchor.leaf();
-        for block in anchor.tail_blocks {
-            pools.full.forget(block);
-        }
-        for block in anchor.window {
-            pools.sliding.forget(block);
-        }
-        self.units.release(pools, leaf, gone);
     }
 }
 
