@@ -17,6 +17,8 @@ use super::cost::{BATCH_CLASSES, Batch, Recent, class, quantile};
 pub struct Pace {
     /// Seconds of the newest steps that only decoded, drafts and all, by size of the batch.
     usual: [VecDeque<f64>; BATCH_CLASSES],
+    /// Steps beside a prompt since one only decoded, by size of the batch.
+    unseen: [usize; BATCH_CLASSES],
     /// The newest steps that did both.
     beside: VecDeque<Seen>,
     /// Seconds a row, of the newest steps that computed nothing but prompts.
@@ -43,6 +45,9 @@ const BELIEVED: f64 = 2.0 / 3.0;
 /// Steps that only decode before any prompt is computed beside them: who waits for what is usual
 /// must know it.
 const FIRST: usize = 3;
+/// Steps beside prompts after which one only decodes: those who decode get longer and machines get
+/// busy, and by an old measure a long prompt would get a row at a time, or far too many.
+const LOOK_AGAIN: usize = 16;
 /// Rows beside sequences that decode when none were seen yet, and at most so many times what was.
 const FIRST_ROWS: usize = 4;
 const GROWTH: usize = 2;
@@ -54,7 +59,7 @@ const LEAST_COST: f64 = 0.01;
 /// What is left of a step for rows of prefill.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Room {
-    /// None: what steps usually take has to be seen first.
+    /// None in this step: what those usually take that only decode has to be seen first, or again.
     Later,
     /// So many seconds.
     Seconds(f64),
@@ -65,6 +70,7 @@ pub enum Room {
 impl Pace {
     /// Takes in how long a step took that only decoded.
     pub fn observe_decode(&mut self, batch: Batch, elapsed: Duration) {
+        self.unseen[class(batch.sequences)] = 0;
         let usual = &mut self.usual[class(batch.sequences)];
         if usual.len() == USUAL {
             usual.pop_front();
@@ -88,6 +94,7 @@ impl Pace {
             self.alone.push(seconds / rows as f64);
             return;
         }
+        self.unseen[class(batch.sequences)] += 1;
         let Some(usual) = self.usual_of(batch) else {
             return;
         };
@@ -105,7 +112,8 @@ impl Pace {
     /// What rows of prefill may add to a step of this batch that is to take at most `times` as long
     /// as usual.
     pub fn room(&self, batch: Batch, times: f64) -> Room {
-        if self.usual[class(batch.sequences)].len() < FIRST {
+        let class = class(batch.sequences);
+        if self.usual[class].len() < FIRST || self.unseen[class] >= LOOK_AGAIN {
             return Room::Later;
         }
         match self.usual_of(batch) {
@@ -181,7 +189,12 @@ mod tests {
     ) -> (f64, usize) {
         let (mut longest, mut steps) = (0.0f64, 0);
         while context < end {
-            let rows = pace.rows(context, pace.room(LONE, 2.5)).max(1);
+            let room = pace.room(LONE, 2.5);
+            if room == Room::Later {
+                pace.observe_decode(LONE, MILLI.mul_f64(cost(0, context)));
+                continue;
+            }
+            let rows = pace.rows(context, room).max(1);
             let rows = rows.min(end - context);
             let took = cost(rows, context);
             longest = longest.max(took);
@@ -231,8 +244,9 @@ mod tests {
             (0.4, 0.2, 1e-5),
             (0.0, 0.0, 1e-6),
         ] {
-            let cost = |rows: usize, context: usize| {
-                1.0 + fixed + rows as f64 * (each + attention * context as f64)
+            let cost = |rows: usize, context: usize| match rows {
+                0 => 1.0,
+                _ => 1.0 + fixed + rows as f64 * (each + attention * context as f64),
             };
             let mut pace = used_to(1.0);
             let (longest, steps) = prefill(&mut pace, (0, 50_000), cost);
@@ -273,6 +287,21 @@ mod tests {
         (0..20).for_each(|_| pace.observe_decode(LONE, MILLI * 5));
         let (longest, _) = prefill(&mut pace, (0, 6000), |rows, _| 1.0 + 0.1 * rows as f64);
         assert!(longest <= 2.6, "{longest}");
+    }
+
+    #[test]
+    fn a_machine_that_gets_slow_or_fast_beside_a_prompt_is_seen_again() {
+        for (factor, fewest, most) in [(3.0, 400, 1100), (0.3, 100, 700)] {
+            let mut pace = used_to(1.0);
+            let cost = |rows: usize, _: usize| factor * (1.0 + 0.1 * rows as f64);
+            let (_, steps) = prefill(&mut pace, (0, 6000), cost);
+            assert!(
+                (fewest..most).contains(&steps),
+                "{steps} steps where 400 do, on a machine that is {factor} times as slow"
+            );
+            let (longest, _) = prefill(&mut pace, (6000, 7000), cost);
+            assert!(longest <= 2.6 * factor, "{longest} where {factor} is usual");
+        }
     }
 
     #[test]
