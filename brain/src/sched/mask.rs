@@ -68,10 +68,18 @@ impl Mask {
 
     /// The tokens, ascending.
     pub fn iter(&self) -> impl Iterator<Item = TokenId> + '_ {
-        self.words.iter().zip(0u32..).flat_map(|(&word, at)| {
-            (0..32)
-                .filter(move |bit| word >> bit & 1 == 1)
-                .map(move |bit| at * 32 + bit)
+        // Most words of a large vocabulary are empty: they cost a look.
+        let words = self
+            .words
+            .iter()
+            .zip(0u32..)
+            .filter(|(word, _)| **word != 0);
+        words.flat_map(|(&word, at)| {
+            let left = std::iter::successors(Some(word), |left| {
+                let left = left & (left - 1);
+                (left != 0).then_some(left)
+            });
+            left.map(move |left| at * 32 + left.trailing_zeros())
         })
     }
 
