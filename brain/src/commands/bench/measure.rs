@@ -50,7 +50,7 @@ pub(super) struct Device {
 /// A generation's tokens, prompt included, and how it went.
 pub(super) struct Done {
     log: Vec<TokenId>,
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
 }
 
 impl Bench<'_> {

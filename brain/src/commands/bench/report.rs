@@ -103,6 +103,11 @@ pub(super) struct StallRow {
     /// As the reader gets them: the median before it came, and the longest while it was computed.
     pub(super) read_usual_ms: f64,
     pub(super) read_worst_ms: f64,
+    /// Until the prompt's first token: with nobody else there, and beside the reader.
+    #[serde(default)]
+    pub(super) alone_ms: f64,
+    #[serde(default)]
+    pub(super) beside_ms: f64,
 }
 
 /// One of the longest gaps, and where its time went.
@@ -222,7 +227,7 @@ fn stall_tables(text: &mut String, results: &Results) {
     let times = |worst: f64, usual: f64| worst / usual.max(f64::MIN_POSITIVE);
     let rows = results.stall.iter().map(|row| {
         format!(
-            "| {} | {:.2}, {:.2} | {:.2} | {:.2} | {:.2} ({:.1} times the usual) | {} | {:.2} ({:.1} times) |",
+            "| {} | {:.2}, {:.2} | {:.2} | {:.2} | {:.2} ({:.1} times the usual) | {} | {:.2} ({:.1} times) | {:.0}, {:.0} |",
             row.context,
             row.usual_ms,
             row.usual_worst_ms,
@@ -236,9 +241,11 @@ fn stall_tables(text: &mut String, results: &Results) {
             )),
             row.read_worst_ms,
             times(row.read_worst_ms, row.read_usual_ms),
+            row.alone_ms,
+            row.beside_ms,
         )
     });
-    let heads = "prompt beside it | usual ms between tokens, longest | median | 99 % below | longest | without waits for a core | longest as read";
+    let heads = "prompt beside it | usual ms between tokens, longest | median | 99 % below | longest | without waits for a core | longest as read | ms to the prompt's first token alone, beside";
     table(text, "Decoding while a prompt is computed", heads, rows);
     let rows = results.gaps.iter().map(|gap| {
         format!(
@@ -372,6 +379,8 @@ pub(super) fn sample() -> Results {
             worst_own_ms: Some(4.8),
             read_usual_ms: 2.0,
             read_worst_ms: 6.0,
+            alone_ms: 900.0,
+            beside_ms: 1800.0,
         }],
         gaps: vec![GapRow {
             gap_ms: 5.0,
@@ -407,7 +416,7 @@ mod tests {
             "| 4096 | 2 | 100.0 | 0.90 |",
             "| 4 | 300.0 |",
             "| 4096 | 4000.0 | 40.0 | 99.95 % |",
-            "| 4096 | 2.00, 2.50 | 3.00 | 4.50 | 5.00 (2.5 times the usual) | 4.80 (2.4 times) | 6.00 (3.0 times) |",
+            "| 4096 | 2.00, 2.50 | 3.00 | 4.50 | 5.00 (2.5 times the usual) | 4.80 (2.4 times) | 6.00 (3.0 times) | 900, 1800 |",
             "| 5.00 | 12 | 0.20 | 4.00 | 0.50 | 0.25 | 0.25 |",
             "no drafter",
         ] {

@@ -97,8 +97,8 @@ fn waited(schedstat: &File) -> Option<f64> {
     Some(nanos as f64 / 1e6)
 }
 
-/// Somebody reads token after token; then a prompt of so many tokens comes. Also the longest gaps
-/// meanwhile, the longest first.
+/// Somebody reads token after token; then a prompt of so many tokens comes; then one of as many with
+/// nobody beside it. Also the longest gaps meanwhile, the longest first.
 pub(super) async fn stall(
     device: &mut Device,
     context: usize,
@@ -112,14 +112,19 @@ pub(super) async fn stall(
     let usual_read = gaps(&mut reading, USUAL_GAPS, never).await?;
     let usual = gap_rows(&turns.take());
     let prompt = device.prompt(context);
+    let mut beside = None;
     let computed = async {
-        device.ask(prompt, 1, DraftDepth::Fixed(0)).await?;
+        let done = device.ask(prompt, 1, DraftDepth::Fixed(0)).await?;
+        beside = Some(done.outcome.timings.ttft);
         Ok(())
     };
     let read = gaps(&mut reading, usize::MAX, computed).await?;
     let during = gap_rows(&turns.take());
     let id = reading.generation_id().to_owned();
     device.engine.cancel(&id);
+    drop(reading);
+    let prompt = device.prompt(context);
+    let alone = device.ask(prompt, 1, DraftDepth::Fixed(0)).await?;
     let own = during.iter().map(GapRow::own_ms);
     let worst_own_ms = own.reduce(|a, b| Some(a?.max(b?))).flatten();
     let (usual, emitted) = (Spread::of(&usual), Spread::of(&during));
@@ -134,6 +139,8 @@ pub(super) async fn stall(
         worst_own_ms,
         read_usual_ms: usual_read.median,
         read_worst_ms: read.worst,
+        alone_ms: millis(alone.outcome.timings.ttft),
+        beside_ms: beside.map_or(0.0, millis),
     };
     let mut longest = during;
     longest.sort_unstable_by(|a, b| b.gap_ms.total_cmp(&a.gap_ms));
