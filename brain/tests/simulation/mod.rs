@@ -32,7 +32,7 @@ use brain::{
 use proptest::prelude::*;
 
 pub use cases::*;
-pub use rules::{RULES, Ruled, Rules};
+pub use rules::{Ruled, Rules};
 
 #[derive(Debug)]
 pub struct Running {
