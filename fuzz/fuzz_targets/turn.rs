@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use brain::text::{
     markers::Markers,
-    schema::Schema,
+    schema::{Room, Schema},
     turn::{ParsedTurn, Start, TurnEvent, TurnParser},
     visible::Piece,
 };
@@ -29,7 +29,7 @@ fn schemas() -> Arc<HashMap<String, Arc<Schema>>> {
     let Value::Object(declared) = declared else {
         unreachable!("written above")
     };
-    let schema = Schema::parse(&declared).expect("a schema");
+    let schema = Schema::parse(&declared, &mut Room::default()).expect("a schema");
     Arc::new(HashMap::from([("f".to_owned(), Arc::new(schema))]))
 }
 

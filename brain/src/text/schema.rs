@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use indexmap::{IndexMap, IndexSet};
 use serde_json::{Map, Value, json};
 
 /// A schema that cannot be used.
@@ -17,7 +18,11 @@ pub enum SchemaError {
     )]
     Reference(String),
     /// Too large once its references are followed.
-    #[error("the schema has more than {MAX_NODES} parts once its references are followed")]
+    #[error(
+        "the tools' schemas have more than {MAX_PARTS} parts or {} MiB of text \
+         once their references are followed",
+        MAX_TEXT >> 20
+    )]
     TooLarge,
 }
 
@@ -71,34 +76,86 @@ pub struct Schema {
     /// null is allowed.
     pub nullable: bool,
     /// Properties of an object, in order.
-    pub properties: Vec<(String, Arc<Schema>)>,
+    pub properties: IndexMap<String, Arc<Schema>>,
     /// Schema of the items of an array.
     pub items: Option<Arc<Schema>>,
     description: Option<String>,
-    choices: Vec<Value>,
-    required: Vec<Value>,
+    choices: IndexSet<Value>,
+    required: IndexSet<String>,
     /// Keywords that the template shows inside array items only.
     rest: Map<String, Value>,
 }
 
-const MAX_NODES: usize = 10_000;
+/// Far above what a context can hold: every part is some tokens of the prompt.
+const MAX_PARTS: usize = 100_000;
+/// As much as the largest request, so that only references can bring more.
+const MAX_TEXT: usize = 16 << 20;
 const MAX_DEPTH: usize = 32;
 
-/// Keywords with a place of their own here, or with none in the template.
-const HANDLED: &[&str] = &[
+/// What the schemas of one request may still hold together. Every keyword and every value that is
+/// copied counts each time that it is copied: a reference costs as much as what it refers to.
+#[derive(Debug)]
+pub struct Room {
+    parts: usize,
+    text: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self {
+            parts: MAX_PARTS,
+            text: MAX_TEXT,
+        }
+    }
+}
+
+impl Room {
+    fn take(&mut self, parts: usize, text: usize) -> Result<(), SchemaError> {
+        let left = |room: usize, wanted| room.checked_sub(wanted).ok_or(SchemaError::TooLarge);
+        self.parts = left(self.parts, parts)?;
+        self.text = left(self.text, text)?;
+        Ok(())
+    }
+
+    /// Takes what a copy of a value takes.
+    fn take_value(&mut self, value: &Value) -> Result<(), SchemaError> {
+        match value {
+            Value::String(text) => self.take(1, text.len()),
+            Value::Array(list) => {
+                self.take(1, 0)?;
+                list.iter().try_for_each(|one| self.take_value(one))
+            }
+            Value::Object(map) => {
+                self.take(1, 0)?;
+                map.iter().try_for_each(|(key, one)| {
+                    self.take(0, key.len())?;
+                    self.take_value(one)
+                })
+            }
+            _ => self.take(1, 0),
+        }
+    }
+}
+
+/// Keywords whose values are read or copied as they are.
+const COPIED: &[&str] = &[
     "type",
     "nullable",
     "description",
     "enum",
     "const",
-    "properties",
     "required",
+    "$ref",
+];
+
+/// Keywords that hold further schemas, and those that have no place in the template.
+const APART: &[&str] = &[
+    "properties",
     "items",
     "prefixItems",
     "anyOf",
     "oneOf",
     "allOf",
-    "$ref",
     "$defs",
     "definitions",
     "$schema",
@@ -108,12 +165,12 @@ const HANDLED: &[&str] = &[
 ];
 
 impl Schema {
-    /// Reads the schema of a tool's parameters.
-    pub fn parse(root: &Map<String, Value>) -> Result<Self, SchemaError> {
+    /// Reads the schema of a tool's parameters. `room` is what is left of the request's.
+    pub fn parse(root: &Map<String, Value>, room: &mut Room) -> Result<Self, SchemaError> {
         let root = Value::Object(root.clone());
         let mut reader = Reader {
             root: &root,
-            nodes: 0,
+            room,
             open: Vec::new(),
         };
         reader.read(&root)
@@ -121,10 +178,7 @@ impl Schema {
 
     /// The schema of a property.
     pub fn property(&self, name: &str) -> Option<&Arc<Schema>> {
-        self.properties
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, schema)| schema)
+        self.properties.get(name)
     }
 
     /// The schema as the template reads it.
@@ -138,7 +192,8 @@ impl Schema {
             out.insert("description".into(), json!(description));
         }
         if !self.choices.is_empty() {
-            out.insert("enum".into(), json!(self.choices));
+            let choices = self.choices.iter().cloned();
+            out.insert("enum".into(), choices.collect());
         }
         if in_items {
             out.extend(self.rest.clone());
@@ -161,7 +216,8 @@ impl Schema {
             out.insert("properties".into(), json!({}));
         }
         if !self.required.is_empty() {
-            out.insert("required".into(), json!(self.required));
+            let required = self.required.iter().map(String::as_str);
+            out.insert("required".into(), required.collect());
         }
         out.insert("type".into(), json!(self.kind().name()));
         Value::Object(out)
@@ -180,47 +236,38 @@ impl Schema {
     /// Takes in what a further schema says; what is already said stays.
     fn absorb(&mut self, other: Schema) {
         for kind in other.kinds {
-            if !self.kinds.contains(&kind) {
-                self.kinds.push(kind);
-            }
+            self.add_kind(kind);
         }
         self.nullable |= other.nullable;
         for (name, schema) in other.properties {
-            if self.property(&name).is_none() {
-                self.properties.push((name, schema));
-            }
+            self.properties.entry(name).or_insert(schema);
         }
         self.items = self.items.take().or(other.items);
         self.description = self.description.take().or(other.description);
-        for choice in other.choices {
-            if !self.choices.contains(&choice) {
-                self.choices.push(choice);
-            }
-        }
-        for name in other.required {
-            if !self.required.contains(&name) {
-                self.required.push(name);
-            }
-        }
+        self.choices.extend(other.choices);
+        self.required.extend(other.required);
         for (key, value) in other.rest {
             self.rest.entry(key).or_insert(value);
         }
     }
+
+    fn add_kind(&mut self, kind: Kind) {
+        if !self.kinds.contains(&kind) {
+            self.kinds.push(kind);
+        }
+    }
 }
 
-struct Reader<'a> {
+struct Reader<'a, 'r> {
     root: &'a Value,
-    nodes: usize,
+    room: &'r mut Room,
     /// References being followed: one that is met again is a cycle.
     open: Vec<&'a str>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Reader<'a, '_> {
     fn read(&mut self, value: &'a Value) -> Result<Schema, SchemaError> {
-        self.nodes += 1;
-        if self.nodes > MAX_NODES {
-            return Err(SchemaError::TooLarge);
-        }
+        self.room.take(1, 0)?;
         let mut schema = Schema::default();
         let Value::Object(map) = value else {
             return Ok(schema);
@@ -254,6 +301,12 @@ impl<'a> Reader<'a> {
         map: &'a Map<String, Value>,
         schema: &mut Schema,
     ) -> Result<(), SchemaError> {
+        for (key, value) in map {
+            self.room.take(1, key.len())?;
+            if !APART.contains(&key.as_str()) {
+                self.room.take_value(value)?;
+            }
+        }
         let declared = match map.get("type") {
             Some(Value::Array(types)) => types.iter().collect(),
             Some(single) => vec![single],
@@ -261,7 +314,9 @@ impl<'a> Reader<'a> {
         };
         for name in declared.into_iter().filter_map(Value::as_str) {
             schema.nullable |= name.eq_ignore_ascii_case("null");
-            schema.kinds.extend(Kind::parse(name));
+            if let Some(kind) = Kind::parse(name) {
+                schema.add_kind(kind);
+            }
         }
         schema.nullable |= map.get("nullable") == Some(&Value::Bool(true));
         schema.description = map
@@ -273,19 +328,19 @@ impl<'a> Reader<'a> {
             if choice.is_null() {
                 schema.nullable = true;
             } else {
-                schema.choices.push(choice.clone());
+                schema.choices.insert(choice.clone());
             }
         }
         if let Some(Value::Object(properties)) = map.get("properties") {
             for (name, property) in properties {
+                self.room.take(0, name.len())?;
                 let property = self.nested(property)?;
-                schema.properties.push((name.clone(), Arc::new(property)));
+                schema.properties.insert(name.clone(), Arc::new(property));
             }
         }
         schema.required = list(map, "required")
             .iter()
-            .filter(|name| name.is_string())
-            .cloned()
+            .filter_map(|name| name.as_str().map(str::to_owned))
             .collect();
         let items = match map.get("items") {
             Some(Value::Array(tuple)) => tuple.first(),
@@ -296,7 +351,8 @@ impl<'a> Reader<'a> {
             schema.items = Some(Arc::new(self.nested(items)?));
         }
         for (key, value) in map {
-            if !HANDLED.contains(&key.as_str()) && !value.is_null() {
+            let handled = |list: &[&str]| list.contains(&key.as_str());
+            if !handled(COPIED) && !handled(APART) && !value.is_null() {
                 schema.rest.insert(key.clone(), value.clone());
             }
         }
@@ -342,12 +398,17 @@ fn list<'a>(map: &'a Map<String, Value>, key: &str) -> &'a [Value] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::testing::assert_linear;
+
+    fn parse(map: &Map<String, Value>) -> Result<Schema, SchemaError> {
+        Schema::parse(map, &mut Room::default())
+    }
 
     fn template(schema: Value) -> Value {
         let Value::Object(map) = schema else {
             panic!("a schema is an object")
         };
-        Schema::parse(&map).unwrap().to_template()
+        parse(&map).unwrap().to_template()
     }
 
     #[test]
@@ -381,7 +442,7 @@ mod tests {
         let Value::Object(lost) = json!({"$ref": "#/$defs/Gone"}) else {
             panic!()
         };
-        let error = Schema::parse(&lost).unwrap_err();
+        let error = parse(&lost).unwrap_err();
         assert_eq!(error, SchemaError::Reference("#/$defs/Gone".into()));
     }
 
@@ -399,7 +460,85 @@ mod tests {
         let Value::Object(bomb) = json!({"$ref": "#/$defs/L0", "$defs": defs}) else {
             panic!()
         };
-        assert_eq!(Schema::parse(&bomb), Err(SchemaError::TooLarge));
+        assert_eq!(parse(&bomb), Err(SchemaError::TooLarge));
+    }
+
+    /// An object whose every property refers to one schema that holds `keyword`.
+    fn repeated(keyword: &str, value: Value) -> Map<String, Value> {
+        let properties: Map<String, Value> = (0..500)
+            .map(|i| (i.to_string(), json!({"$ref": "#/$defs/S"})))
+            .collect();
+        let Value::Object(schema) =
+            json!({"$defs": {"S": {(keyword): value}}, "properties": properties})
+        else {
+            panic!()
+        };
+        schema
+    }
+
+    #[test]
+    fn every_copy_of_what_is_referred_to_counts() {
+        let many: Vec<String> = (0..1000).map(|i| i.to_string()).collect();
+        let types = vec!["string"; 1000];
+        let nulls: Map<String, Value> = many.iter().map(|n| (n.clone(), Value::Null)).collect();
+        for (keyword, value) in [
+            ("enum", json!(many)),
+            ("required", json!(many)),
+            ("default", json!(many)),
+            ("const", json!({"a": many})),
+            ("type", json!(types)),
+            ("description", json!("x".repeat(1 << 16))),
+            ("properties", json!({("x".repeat(1 << 16)): {}})),
+            ("allOf", json!([nulls])),
+        ] {
+            let schema = repeated(keyword, value);
+            assert_eq!(parse(&schema), Err(SchemaError::TooLarge), "{keyword}");
+        }
+    }
+
+    #[test]
+    fn all_tools_of_a_request_share_the_room() {
+        let many: Vec<String> = (0..1000).map(|i| i.to_string()).collect();
+        let Value::Object(schema) = json!({"enum": many}) else {
+            panic!()
+        };
+        let mut room = Room::default();
+        let fit = (0..1000)
+            .take_while(|_| Schema::parse(&schema, &mut room).is_ok())
+            .count();
+        assert!((50..100).contains(&fit), "{fit}");
+    }
+
+    #[test]
+    fn what_alternatives_repeat_is_said_once() {
+        let many: Vec<String> = (0..9).map(|i| i.to_string()).collect();
+        let twice = json!({"anyOf": [{"enum": many, "type": ["string", "string"]},
+            {"enum": many}], "allOf": [{"required": many}, {"required": many}]});
+        let found = template(twice);
+        assert_eq!(found["enum"], json!(many));
+        assert_eq!(found["required"], json!(many));
+        assert_eq!(found["type"], "string");
+    }
+
+    #[test]
+    fn long_lists_are_taken_in_linearly() {
+        let many = |n: usize| (0..n).map(|i| i.to_string()).collect::<Vec<_>>();
+        let forms: [(&str, fn(Vec<String>) -> Value); 3] = [
+            ("choices", |many| json!({"anyOf": [{"enum": many}]})),
+            ("required", |many| json!({"allOf": [{"required": many}]})),
+            ("properties", |many| {
+                let properties: Map<_, _> = many.into_iter().map(|n| (n, json!({}))).collect();
+                json!({"anyOf": [{"properties": properties}]})
+            }),
+        ];
+        for (name, form) in forms {
+            assert_linear(name, 1500, |n| {
+                let Value::Object(schema) = form(many(n)) else {
+                    panic!()
+                };
+                parse(&schema).unwrap();
+            });
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{collections::HashMap, sync::Arc};
 use super::{
     conversation::Tool,
     markers::Markers,
-    schema::Schema,
+    schema::{Room, Schema},
     tokenizer::{TokenText, Tokenizer},
     turn::{ParsedTurn, Start, TurnEvent, TurnParser},
     visible::{Piece, VisibleText},
@@ -151,10 +151,11 @@ impl ThoughtCounter {
 
 /// Schemas of tools by name; a tool whose schema cannot be used has none.
 pub fn schemas(tools: &[Tool]) -> Arc<HashMap<String, Arc<Schema>>> {
+    let mut room = Room::default();
     let by_name = tools
         .iter()
         .filter_map(|tool| {
-            let schema = Schema::parse(tool.parameters.as_ref()?).ok()?;
+            let schema = Schema::parse(tool.parameters.as_ref()?, &mut room).ok()?;
             Some((tool.name.clone(), Arc::new(schema)))
         })
         .collect();

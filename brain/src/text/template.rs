@@ -13,7 +13,7 @@ use super::{
     conversation::{Conversation, ConversationError, Tool, check_name, message_value},
     guard::{Guard, NoMark},
     habits,
-    schema::{Schema, SchemaError},
+    schema::{Room, Schema, SchemaError},
     strftime,
     tokenizer::{Tokenizer, TokenizerError},
 };
@@ -36,6 +36,19 @@ pub enum TemplateError {
     /// The template refused the conversation, or failed on it.
     #[error("the chat template refuses this conversation: {0}")]
     Refused(String),
+    /// With the model's turn opened, what stands before it is another text.
+    #[error(
+        "the chat template writes a conversation otherwise where it lets the model answer, so that \
+         none can be continued: take chat_template.jinja from the checkpoint's own repository"
+    )]
+    NotExtending,
+    /// Nothing lets the model answer.
+    #[error(
+        "the chat template opens no turn of the model where it is asked to \
+         (add_generation_prompt changes nothing): take chat_template.jinja from the checkpoint's own \
+         repository"
+    )]
+    NoPrompt,
     /// A tool's parameters.
     #[error("parameters of tool {tool:?}: {error}")]
     Schema {
@@ -224,19 +237,20 @@ fn inputs(conversation: &Conversation) -> Result<Value, TemplateError> {
         check_name("a tool call", &call.name)?;
     }
     let messages: Vec<Value> = conversation.messages.iter().map(message_value).collect();
+    let mut room = Room::default();
     let tools = conversation
         .tools
         .iter()
-        .map(tool_value)
+        .map(|tool| tool_value(tool, &mut room))
         .collect::<Result<Vec<_>, _>>()?;
     Ok(json!({ "messages": messages, "tools": tools }))
 }
 
-fn tool_value(tool: &Tool) -> Result<Value, TemplateError> {
+fn tool_value(tool: &Tool, room: &mut Room) -> Result<Value, TemplateError> {
     check_name("a tool", &tool.name)?;
     let mut function = json!({ "name": tool.name, "description": tool.description });
     if let Some(parameters) = tool.parameters.as_ref().filter(|map| !map.is_empty()) {
-        let schema = Schema::parse(parameters).map_err(|error| TemplateError::Schema {
+        let schema = Schema::parse(parameters, room).map_err(|error| TemplateError::Schema {
             tool: tool.name.clone(),
             error,
         })?;

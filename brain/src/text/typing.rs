@@ -105,12 +105,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::text::schema::Room;
 
     fn schema(value: Value) -> Schema {
         let Value::Object(map) = value else {
             panic!("a schema is an object")
         };
-        Schema::parse(&map).unwrap()
+        Schema::parse(&map, &mut Room::default()).unwrap()
     }
 
     #[test]

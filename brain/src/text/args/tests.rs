@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::text::testing::assert_linear;
+use crate::text::{schema::Room, testing::assert_linear};
 
 /// The JSON of arguments, `<|"|>` standing for the quote token; `None` for junk.
 fn parse_with(opener: char, body: &str, schema: Option<Value>) -> Option<String> {
@@ -10,7 +10,7 @@ fn parse_with(opener: char, body: &str, schema: Option<Value>) -> Option<String>
         let Value::Object(map) = value else {
             panic!("a schema is an object")
         };
-        Arc::new(Schema::parse(&map).unwrap())
+        Arc::new(Schema::parse(&map, &mut Room::default()).unwrap())
     });
     let mut args = Args::new(opener, schema);
     let mut out = String::new();
