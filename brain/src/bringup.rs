@@ -17,7 +17,7 @@ use crate::{
     hub::locate::{Drafting, Located, Place, locate},
     memory,
     model::{
-        self, DrafterChoice, LoadOptions, LoadedModel,
+        self, LoadOptions, LoadedModel,
         kv_dtype::{KvChoice, KvDtype},
     },
     sched::{
@@ -106,7 +106,7 @@ pub fn bring_up_for(config: &Config, trial: &Trial) -> Result<Serving, Error> {
         }
     });
     let (text, model) = (Arc::new(text?), model?);
-    let (executor, facts) = match model {
+    let (executor, mut facts) = match model {
         None => fake(config, &text),
         Some(model) => {
             check_model(&model, &files, &text)?;
@@ -117,6 +117,7 @@ pub fn bring_up_for(config: &Config, trial: &Trial) -> Result<Serving, Error> {
             }
         }
     };
+    facts.stop_tokens = text.tokenizer().markers().stops(&facts.stop_tokens);
     let executor = with_acceptance(executor, trial)?;
     let live = LEAST_LIVE.max(LIVE_PER_SEQUENCE * config.max_num_seqs);
     let engine_config = EngineConfig {
@@ -413,9 +414,7 @@ fn foreign_tokenizer(
 fn load(config: &Config, trial: &Trial, files: &Files) -> Result<LoadedModel, Error> {
     let loaded = match files {
         Files::Folders(Located { model, drafter }) => {
-            let drafter = drafter
-                .clone()
-                .map_or(DrafterChoice::None, DrafterChoice::Dir);
+            let drafter = drafter.clone();
             model::load(model, &LoadOptions { drafter })
         }
         Files::Demo => {
@@ -481,7 +480,6 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
             .collect(),
         ..FakeOptions::default()
     };
-    let markers = tokenizer.markers();
     let facts = ModelFacts {
         name: config.name.clone(),
         fingerprint: blake3::hash(fingerprint.as_bytes()).to_hex().to_string(),
@@ -490,7 +488,7 @@ fn fake(config: &Config, text: &TextModel) -> (Box<dyn Executor>, ModelFacts) {
         draft: default_draft(config.draft_tokens),
         defaults: Defaults::default(),
         suppressed: Vec::new(),
-        stop_tokens: vec![markers.eos, markers.turn_close, markers.response_open],
+        stop_tokens: Vec::new(),
     };
     (Box::new(FakeExecutor::new(options)), facts)
 }

@@ -73,14 +73,22 @@ impl GenerationPrompts {
             };
             let without = template.render(&conversation, false)?;
             let with = template.render(&conversation, true)?;
-            Ok::<_, TemplateError>(with.strip_prefix(&without).unwrap_or_default().to_owned())
+            match with.strip_prefix(&without) {
+                Some(prompt) => Ok::<_, TemplateError>(prompt.to_owned()),
+                None => Err(TemplateError::NotExtending),
+            }
         };
         let turn = [user.clone()];
         let result = [user, called, answer];
-        Ok(Self {
+        let prompts = Self {
             after_turn: [after(&turn, false)?, after(&turn, true)?],
             after_result: [after(&result, false)?, after(&result, true)?],
-        })
+        };
+        // After results the model's turn may be open still; after a user's something must open it.
+        match prompts.after_turn.iter().any(String::is_empty) {
+            true => Err(TemplateError::NoPrompt),
+            false => Ok(prompts),
+        }
     }
 }
 
@@ -271,6 +279,19 @@ mod tests {
             name: name.into(),
             ..Message::new(Role::Tool, text)
         }
+    }
+
+    #[test]
+    fn a_template_that_opens_no_turn_behind_a_conversation_is_refused() {
+        let of = |source: &str| GenerationPrompts::of(&Template::new(source).unwrap());
+        let rewrites = "{% if add_generation_prompt %}go{% else %}stay{% endif %}";
+        assert!(matches!(of(rewrites), Err(TemplateError::NotExtending)));
+        let deaf = "{% for m in messages %}{{ m.content }}{% endfor %}";
+        assert!(matches!(of(deaf), Err(TemplateError::NoPrompt)));
+        of(&format!(
+            "{deaf}{{% if add_generation_prompt %}}go{{% endif %}}"
+        ))
+        .unwrap();
     }
 
     #[test]

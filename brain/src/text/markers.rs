@@ -42,6 +42,34 @@ markers! {
 impl Markers {
     /// Whether the model ends its turn with this token.
     pub fn ends_turn(&self, id: TokenId) -> bool {
-        id == self.turn_close || id == self.response_open || id == self.eos
+        self.ends().contains(&id)
+    }
+
+    /// The tokens that end a generation: those that a checkpoint names, and those that end a turn
+    /// whether it names them or not.
+    pub fn stops(&self, named: &[TokenId]) -> Vec<TokenId> {
+        let mut stops = named.to_vec();
+        stops.extend(self.ends().iter().filter(|id| !named.contains(id)));
+        stops
+    }
+
+    fn ends(&self) -> [TokenId; 3] {
+        [self.eos, self.turn_close, self.response_open]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::text::testing::tokenizer;
+
+    #[test]
+    fn a_generation_ends_where_a_turn_does_whatever_the_checkpoint_names() {
+        let tokenizer = tokenizer();
+        let m = tokenizer.markers();
+        let own = [m.eos, m.turn_close, m.response_open];
+        assert_eq!(m.stops(&[]), own);
+        assert_eq!(m.stops(&own), own);
+        assert_eq!(m.stops(&[m.turn_close, 7, m.eos])[3..], own[2..]);
+        assert!(own.iter().all(|id| m.ends_turn(*id)));
     }
 }
