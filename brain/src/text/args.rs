@@ -145,73 +145,121 @@ impl Args {
     }
 
     fn step(&mut self, state: State, atom: Atom, out: &mut String) -> State {
-        match (state, atom) {
-            (State::Member, atom) if !self.object.in_object() => self.value_start(atom, out),
-            (State::Member, Atom::Quote) if self.object.is_pending() => self.go_on(out),
-            (State::Member, Atom::Quote) => State::QuotedKey(String::new()),
-            (State::Member, Atom::Char(c)) => self.key_start(c, out),
+        match state {
+            State::Member => self.member(atom, out),
+            State::QuotedKey(key) => match atom {
+                Atom::Quote => State::AfterKey(key),
+                Atom::Char(c) => State::QuotedKey(extend(key, c)),
+            },
+            State::DelimitedKey(quote, key) => self.delimited_key(quote, key, atom, out),
+            State::BareKey(key) => self.bare_key(key, atom, out),
+            State::AfterKey(key) => self.after_key(key, atom, out),
+            State::Value => self.value_start(atom, out),
+            State::Text { held } => self.text(held, atom, out),
+            State::TypedText(raw) => match atom {
+                Atom::Char(c) => State::TypedText(extend(raw, c)),
+                Atom::Quote => self.value(&raw, out),
+            },
+            State::Delimited {
+                quote,
+                raw,
+                escaped,
+            } => match atom {
+                Atom::Quote => self.value(&raw, out),
+                Atom::Char(c) => delimited(quote, raw, escaped, c),
+            },
+            State::AfterDelimited { quote, raw, space } => {
+                self.after_delimited(quote, raw, space, atom, out)
+            }
+            State::Bare { raw, depth } => match atom {
+                // Its opening quote was left out.
+                Atom::Quote => self.value(&raw, out),
+                Atom::Char(c) => self.bare_char(raw, depth, c, out),
+            },
+            State::AfterValue => self.after_value(atom, out),
+            State::Closed => self.closed(atom, out),
+        }
+    }
 
-            (State::QuotedKey(key), Atom::Quote) => State::AfterKey(key),
-            (State::QuotedKey(key), Atom::Char(c)) => State::QuotedKey(extend(key, c)),
-            (State::DelimitedKey(quote, key), Atom::Char(c)) => {
+    fn member(&mut self, atom: Atom, out: &mut String) -> State {
+        match atom {
+            atom if !self.object.in_object() => self.value_start(atom, out),
+            Atom::Quote if self.object.is_pending() => self.go_on(out),
+            Atom::Quote => State::QuotedKey(String::new()),
+            Atom::Char(c) => self.key_start(c, out),
+        }
+    }
+
+    fn delimited_key(&mut self, quote: char, key: String, atom: Atom, out: &mut String) -> State {
+        match atom {
+            Atom::Char(c) => {
                 self.object.tail(c);
-                if c == quote {
-                    State::AfterKey(key)
-                } else {
-                    State::DelimitedKey(quote, extend(key, c))
+                match c == quote {
+                    true => State::AfterKey(key),
+                    false => State::DelimitedKey(quote, extend(key, c)),
                 }
             }
-            (State::BareKey(_) | State::DelimitedKey(..), Atom::Quote)
-                if self.object.is_pending() =>
-            {
-                self.go_on(out)
-            }
-            (State::DelimitedKey(_, key), Atom::Quote) => State::AfterKey(key),
-            (State::BareKey(key), Atom::Quote) => {
+            Atom::Quote if self.object.is_pending() => self.go_on(out),
+            Atom::Quote => State::AfterKey(key),
+        }
+    }
+
+    fn bare_key(&mut self, key: String, atom: Atom, out: &mut String) -> State {
+        let c = match atom {
+            Atom::Quote if self.object.is_pending() => return self.go_on(out),
+            Atom::Quote => {
                 // The colon was left out.
                 self.object.begin_pair(&key, out);
-                self.open_text(out)
+                return self.open_text(out);
             }
-            (State::BareKey(key), Atom::Char(c)) => match c {
-                ':' | '=' if self.object.is_key(&key) => {
-                    self.object.begin_pair(&key, out);
-                    State::Value
-                }
-                ',' => {
-                    self.object.tail(c);
-                    self.object.orphan(&key);
-                    State::Member
-                }
-                c if self.object.closes(c) => {
-                    self.object.orphan(&key);
-                    self.close(c, out)
-                }
-                c => {
-                    self.object.tail(c);
-                    State::BareKey(extend(key, c))
-                }
-            },
-            (State::AfterKey(key), Atom::Char(':' | '=')) => {
+            Atom::Char(c) => c,
+        };
+        match c {
+            ':' | '=' if self.object.is_key(&key) => {
                 self.object.begin_pair(&key, out);
                 State::Value
             }
-            (State::AfterKey(key), Atom::Char(c)) if c.is_whitespace() => {
+            ',' => {
+                self.object.tail(c);
+                self.object.orphan(&key);
+                State::Member
+            }
+            c if self.object.closes(c) => {
+                self.object.orphan(&key);
+                self.close(c, out)
+            }
+            c => {
+                self.object.tail(c);
+                State::BareKey(extend(key, c))
+            }
+        }
+    }
+
+    fn after_key(&mut self, key: String, atom: Atom, out: &mut String) -> State {
+        match atom {
+            Atom::Char(':' | '=') => {
+                self.object.begin_pair(&key, out);
+                State::Value
+            }
+            Atom::Char(c) if c.is_whitespace() => {
                 self.object.tail(c);
                 State::AfterKey(key)
             }
-            (State::AfterKey(key), atom) => {
+            atom => {
                 self.object.orphan(&key);
-                self.step(State::Member, atom, out)
+                self.member(atom, out)
             }
+        }
+    }
 
-            (State::Value, atom) => self.value_start(atom, out),
-
-            (State::Text { held }, Atom::Quote) => {
+    fn text(&mut self, held: String, atom: Atom, out: &mut String) -> State {
+        match atom {
+            Atom::Quote => {
                 self.object.write_escaped(&held, out);
                 self.object.close_text(out);
                 State::AfterValue
             }
-            (State::Text { held }, Atom::Char(c)) => {
+            Atom::Char(c) => {
                 let held = extend(held, c);
                 if may_close(c) {
                     return State::Text { held };
@@ -221,90 +269,63 @@ impl Args {
                     held: String::new(),
                 }
             }
-            (State::TypedText(raw), Atom::Char(c)) => State::TypedText(extend(raw, c)),
-            (State::TypedText(raw), Atom::Quote) => {
-                self.object.write_value(&raw, true, out);
-                State::AfterValue
+        }
+    }
+
+    fn after_delimited(
+        &mut self,
+        quote: char,
+        raw: String,
+        space: String,
+        atom: Atom,
+        out: &mut String,
+    ) -> State {
+        match atom {
+            Atom::Char(c) if c.is_whitespace() => State::AfterDelimited {
+                quote,
+                raw,
+                space: extend(space, c),
+            },
+            Atom::Char(',' | '}' | ']' | ')') => {
+                self.object.write_delimited(quote, &raw, out);
+                self.after_value(atom, out)
             }
-            (State::Delimited { raw, .. }, Atom::Quote) => {
-                self.object.write_value(&raw, true, out);
-                State::AfterValue
-            }
-            (
-                State::Delimited {
-                    quote,
-                    raw,
-                    escaped,
-                },
-                Atom::Char(c),
-            ) => {
-                if c == quote && !escaped {
-                    return State::AfterDelimited {
-                        quote,
-                        raw,
-                        space: String::new(),
-                    };
-                }
-                let escaped = c == '\\' && !escaped;
-                State::Delimited {
-                    quote,
-                    raw: extend(raw, c),
-                    escaped,
-                }
-            }
-            (State::AfterDelimited { quote, raw, space }, Atom::Char(c)) => {
-                if c.is_whitespace() {
-                    return State::AfterDelimited {
-                        quote,
-                        raw,
-                        space: extend(space, c),
-                    };
-                }
-                if c == ',' || matches!(c, '}' | ']' | ')') {
-                    self.object.write_delimited(quote, &raw, out);
-                    return self.step(State::AfterValue, Atom::Char(c), out);
-                }
+            Atom::Char(c) => {
                 // No delimiters after all: 'tis a bare value.
                 let raw = format!("{quote}{raw}{quote}{space}");
-                self.step(State::Bare { raw, depth: 0 }, Atom::Char(c), out)
+                self.bare_char(raw, 0, c, out)
             }
-            (State::AfterDelimited { quote, raw, .. }, Atom::Quote) => {
+            Atom::Quote => {
                 self.object.write_delimited(quote, &raw, out);
                 State::AfterValue
             }
-            (State::Bare { raw, .. }, Atom::Quote) => {
-                // Its opening quote was left out.
-                self.object.write_value(&raw, true, out);
-                State::AfterValue
-            }
-            (State::Bare { raw, depth }, Atom::Char(c)) => self.bare_char(raw, depth, c, out),
-
-            (State::AfterValue, Atom::Quote) => {
-                if self.object.in_object() {
-                    State::AfterValue
-                } else {
-                    self.open_text(out)
-                }
-            }
-            (State::AfterValue, Atom::Char(c)) => {
-                if c == ',' {
-                    State::Member
-                } else if self.object.closes(c) {
-                    self.close(c, out)
-                } else if c.is_whitespace() || matches!(c, '}' | ']' | ')') {
-                    State::AfterValue
-                } else {
-                    self.step(State::Member, Atom::Char(c), out)
-                }
-            }
-
-            (State::Closed, Atom::Quote) if self.object.is_pending() => self.go_on(out),
-            (State::Closed, Atom::Char(c)) => {
-                self.object.beyond(c);
-                State::Closed
-            }
-            (State::Closed, Atom::Quote) => State::Closed,
         }
+    }
+
+    fn after_value(&mut self, atom: Atom, out: &mut String) -> State {
+        match atom {
+            Atom::Quote if self.object.in_object() => State::AfterValue,
+            Atom::Quote => self.open_text(out),
+            Atom::Char(',') => State::Member,
+            Atom::Char(c) if self.object.closes(c) => self.close(c, out),
+            Atom::Char(c) if may_close(c) => State::AfterValue,
+            atom => self.member(atom, out),
+        }
+    }
+
+    fn closed(&mut self, atom: Atom, out: &mut String) -> State {
+        match atom {
+            Atom::Quote if self.object.is_pending() => return self.go_on(out),
+            Atom::Char(c) => self.object.beyond(c),
+            Atom::Quote => {}
+        }
+        State::Closed
+    }
+
+    /// A value that stood between quotes.
+    fn value(&mut self, raw: &str, out: &mut String) -> State {
+        self.object.write_value(raw, true, out);
+        State::AfterValue
     }
 
     fn key_start(&mut self, c: char, out: &mut String) -> State {
@@ -416,6 +437,23 @@ impl Args {
             true => State::Closed,
             false => State::AfterValue,
         }
+    }
+}
+
+/// A character behind an opening delimiter.
+fn delimited(quote: char, raw: String, escaped: bool, c: char) -> State {
+    if c == quote && !escaped {
+        return State::AfterDelimited {
+            quote,
+            raw,
+            space: String::new(),
+        };
+    }
+    let escaped = c == '\\' && !escaped;
+    State::Delimited {
+        quote,
+        raw: extend(raw, c),
+        escaped,
     }
 }
 
