@@ -195,7 +195,8 @@ fn steps(c: &mut Criterion, dir: &std::path::Path) {
         max_seqs: 4,
         ..CpuOptions::default()
     };
-    let model = model::load(dir, &LoadOptions::default()).unwrap();
+    let drafter = model::drafter_of(dir);
+    let model = model::load(dir, &LoadOptions { drafter }).unwrap();
     let mut executor = CpuExecutor::new(model, &options).unwrap();
     for context in [512, 2048] {
         let mut s = warm(&mut executor, context, sampled.clone());

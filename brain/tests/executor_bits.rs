@@ -45,7 +45,8 @@ fn checkpoint(name: &str, kv_dtype: KvChoice) -> (String, TempDir, CpuOptions) {
 }
 
 fn executor(folder: &Path, options: &CpuOptions) -> CpuExecutor {
-    let model = model::load(folder, &model::LoadOptions::default()).unwrap();
+    let drafter = model::drafter_of(folder);
+    let model = model::load(folder, &model::LoadOptions { drafter }).unwrap();
     CpuExecutor::new(model, options).unwrap()
 }
 

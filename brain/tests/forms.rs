@@ -26,7 +26,9 @@ use quantised::{Rest, pair};
 use support::{Sequence, options, params};
 
 fn executor(dir: &std::path::Path, options: &CpuOptions) -> CpuExecutor {
-    CpuExecutor::new(model::load(dir, &LoadOptions::default()).unwrap(), options).unwrap()
+    let drafter = model::drafter_of(dir);
+    let model = model::load(dir, &LoadOptions { drafter }).unwrap();
+    CpuExecutor::new(model, options).unwrap()
 }
 
 fn prompt() -> Vec<TokenId> {

@@ -26,7 +26,8 @@ fn executor(golden: &Golden) -> CpuExecutor {
 }
 
 fn with_cache(golden: &Golden, kv_dtype: KvChoice) -> CpuExecutor {
-    let model = model::load(&golden.folder, &model::LoadOptions::default()).unwrap();
+    let drafter = model::drafter_of(&golden.folder);
+    let model = model::load(&golden.folder, &model::LoadOptions { drafter }).unwrap();
     let options = CpuOptions {
         kv_dtype,
         ..options()

@@ -23,7 +23,7 @@ use brain::{
         Cursor, Engine, EngineConfig, LogEvent,
         clock::{Clock, ManualClock, SystemClock},
     },
-    model::{DrafterChoice, LoadOptions, kv_dtype::KvChoice, load},
+    model::{LoadOptions, drafter_of, kv_dtype::KvChoice, load},
     sched::{
         request::{FinishReason, Request},
         sequence::{Outcome, Usage},
@@ -110,12 +110,9 @@ const PLAIN: Setup = Setup {
 };
 
 fn executor(folder: &Path, setup: &Setup) -> CpuExecutor {
-    let drafter = if setup.drafter {
-        DrafterChoice::Auto
-    } else {
-        DrafterChoice::None
+    let options = LoadOptions {
+        drafter: drafter_of(folder).filter(|_| setup.drafter),
     };
-    let options = LoadOptions { drafter };
     let with = |kv_memory| {
         let cpu = CpuOptions {
             threads: setup.threads,

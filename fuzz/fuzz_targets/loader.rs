@@ -5,7 +5,7 @@
 
 use std::{fs, path::Path, sync::LazyLock};
 
-use brain::model::{self, DrafterChoice, LoadOptions};
+use brain::model::{self, LoadOptions};
 use libfuzzer_sys::fuzz_target;
 use marathon_fuzz::{checkpoint::Files, seeds};
 use tempfile::TempDir;
@@ -31,11 +31,10 @@ fuzz_target!(init: seeds::checkpoints().expect("seeds"), |input: &[u8]| {
     fs::write(folder.join("config.json"), files.config).expect("room for config.json");
     fs::write(folder.join("model.safetensors"), &files.weights).expect("room for the weights");
     let loaded = if files.assistant {
-        let drafter = DrafterChoice::Dir(folder);
+        let drafter = Some(folder);
         model::load(&FOLDER.path().join("target"), &LoadOptions { drafter })
     } else {
-        let drafter = DrafterChoice::None;
-        model::load(&folder, &LoadOptions { drafter })
+        model::load(&folder, &LoadOptions::default())
     };
     let refused = match loaded {
         Ok(model) => model.reading.digest().err().map(|error| error.to_string()),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
+use crate::model::index::{INDEX, Index, WHOLE};
 
 /// What a repository is fetched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +43,6 @@ const USED: &[&str] = &[
     "README.md",
 ];
 const USED_TO_DRAFT: &[&str] = &["generation_config.json", "hf_quant_config.json"];
-const WHOLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
 
 /// The files of `part` in the folder `prefix` (empty, or with a slash at its end) of a listing;
 /// the error is the name of a file that is missing.
@@ -84,27 +82,18 @@ pub fn has_assistant(listing: &BTreeSet<String>) -> bool {
 
 /// The files of weights that an index at `prefix` names, each once.
 pub fn shards(index: &[u8], prefix: &str) -> Result<Vec<String>, String> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: std::collections::BTreeMap<String, String>,
-    }
-    let index: Index = serde_json::from_slice(index).map_err(|error| error.to_string())?;
-    let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    if let Some(bad) = names.iter().find(|name| !is_plain(name)) {
-        return Err(format!("{bad:?} is not a plain file name"));
-    }
-    if names.is_empty() {
-        return Err("it names no files".into());
-    }
-    Ok(names.iter().map(|name| format!("{prefix}{name}")).collect())
+    let index = Index::sound(index).map_err(|fault| format!("it {fault}"))?;
+    let files = index.files().into_iter();
+    Ok(files.map(|name| format!("{prefix}{name}")).collect())
 }
 
 /// Whether a path from a hub stays inside the folder that it is put in.
 pub fn is_inside(path: &str) -> bool {
-    path.split('/').all(is_plain)
+    path.split('/').all(is_part)
 }
 
-fn is_plain(name: &str) -> bool {
+/// Whether this names something in a folder, be it hidden.
+fn is_part(name: &str) -> bool {
     !name.is_empty()
         && !matches!(name, "." | "..")
         && name.len() <= 200

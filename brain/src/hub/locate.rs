@@ -9,6 +9,7 @@ use super::{
     progress::{Progress, Say},
     pull::Hub,
 };
+use crate::model::{drafter_of, drafter_places};
 
 /// Where a model or a drafter is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,24 +92,15 @@ pub fn locate(model: &Place, drafting: &Drafting, say: Say) -> Result<Located, H
     })
 }
 
-/// The drafter of a folder: in it as `assistant`, or beside it with the name of the hub's
-/// repositories. One that is there is taken, so that a broken one is noticed.
+/// The drafter of a folder; a note if there is none.
 fn beside(folder: &Path, progress: &Progress) -> Option<PathBuf> {
-    let inside = folder.join("assistant");
-    let named = folder.file_name().map(|name| {
-        let mut name = name.to_os_string();
-        name.push("-assistant");
-        folder.with_file_name(name)
-    });
-    let found = std::iter::once(inside.clone())
-        .chain(named.clone())
-        .find(|place| place.symlink_metadata().is_ok());
+    let found = drafter_of(folder);
     if found.is_none() {
-        let named = named.map(|path| format!(" nor {}", path.display()));
+        let places = drafter_places(folder);
+        let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        let places = places.join(" nor ");
         progress.note(&format!(
-            "no drafter: neither {}{} is there; give one with --drafter",
-            inside.display(),
-            named.unwrap_or_default()
+            "no drafter: neither {places} is there; give one with --drafter"
         ));
     }
     found

@@ -2,9 +2,12 @@
 
 use serde::Serialize;
 
-use crate::model::{
-    kv_dtype::KvDtype,
-    plan::{Kind, KvSource, Plan},
+use crate::{
+    model::{
+        kv_dtype::KvDtype,
+        plan::{Kind, KvSource, Plan},
+    },
+    size::show,
 };
 
 /// Slots of a cache page.
@@ -134,6 +137,32 @@ pub struct MemoryPlan {
     pub tokens: u64,
     /// By form of the cache.
     pub fits: Vec<Fit>,
+}
+
+impl MemoryPlan {
+    /// What keeps the model from being served so, if anything does. `asked`: the length was asked
+    /// for, else a shorter one will do.
+    pub fn shortage(&self, asked: bool) -> Option<String> {
+        let left = show(self.left.unsigned_abs());
+        if self.left < 0 {
+            return Some(format!(
+                "has weights for which the device has {left} too little"
+            ));
+        }
+        let (served, wanted): (fn(&Fit) -> bool, String) = match asked {
+            true => (
+                |fit| fit.sequences > 0,
+                format!("one of {} tokens", self.tokens),
+            ),
+            false => (|fit| fit.longest > 0, "any sequence".to_owned()),
+        };
+        if self.fits.iter().any(served) {
+            return None;
+        }
+        Some(format!(
+            "leaves {left} beside its weights, too little for {wanted}"
+        ))
+    }
 }
 
 /// What fits with one form of the cache.

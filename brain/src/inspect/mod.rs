@@ -24,21 +24,21 @@ use self::{
 use crate::{
     model::{
         audit::Audit,
-        check_fit,
+        check_fit, check_folder,
         config::{ConfigError, parse_assistant, parse_target},
-        file, generation,
+        drafter_of, file, generation,
         inventory::Inventory,
         plan::{DraftHead, DraftPlan, Kind, Plan},
         quant_config,
         weight::Weight,
     },
-    text::{template::Template, tokenizer::Tokenizer},
+    text::{append::GenerationPrompts, template::Template, tokenizer::Tokenizer},
 };
 
 /// What to look at beside the checkpoint itself.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The drafter's folder; without one, `assistant` in the checkpoint, if it is there.
+    /// The drafter's folder; without one, that which belongs to the checkpoint, if it is there.
     pub drafter: Option<PathBuf>,
     /// The device's memory and the share of it to plan with.
     pub memory: Option<(u64, f64)>,
@@ -51,7 +51,7 @@ pub struct Options {
 /// Looks at a checkpoint folder or at one safetensors file.
 pub fn inspect(path: &Path, options: &Options) -> Report {
     if path.is_dir() {
-        folder(path, options)
+        with_drafter(path, options)
     } else {
         file(path, options)
     }
@@ -113,7 +113,22 @@ impl Described {
     }
 }
 
-fn folder(dir: &Path, options: &Options) -> Report {
+/// A folder and, if it is a target's, what belongs to serving it.
+fn with_drafter(dir: &Path, options: &Options) -> Report {
+    let (mut report, described) = folder(dir, options);
+    if let Some(Described::Target(plan)) = &described {
+        report.kv = Some(Kv::of(plan));
+        drafter(dir, plan, options, &mut report);
+        let json = file::read(&dir.join("config.json")).unwrap_or_default();
+        report.text = Some(text(dir, plan, &json, &mut report.problems));
+        length(plan, options, &mut report.problems);
+        memory(plan, options, &mut report);
+    }
+    report
+}
+
+/// A folder by itself.
+fn folder(dir: &Path, options: &Options) -> (Report, Option<Described>) {
     let mut report = empty(dir, "unknown");
     let config = read(dir, "config.json", &mut report.problems);
     let described = config
@@ -122,8 +137,9 @@ fn folder(dir: &Path, options: &Options) -> Report {
     let weights = Weights::read(dir, &mut report.problems);
     report.files = weights.headers.iter().map(facts).collect();
     let entries: Vec<&Entry> = weights.headers.iter().flat_map(|h| &h.entries).collect();
+    let beside = read_optional(dir, "hf_quant_config.json", &mut report.problems);
     if let Some(json) = config.as_deref() {
-        report.quantization = recipe(json, dir);
+        report.quantization = recipe(json, beside.as_deref());
     }
     let mut found = None;
     if let Some(described) = &described {
@@ -142,22 +158,14 @@ fn folder(dir: &Path, options: &Options) -> Report {
             report.parameters = Some(Parameters::of(audit, described.plan(), &entries));
             report.storage = report::storage(audit, &entries);
             report.kv_scales = audit.kv_scales;
-            let beside = file::read(&dir.join("hf_quant_config.json")).ok();
             report.notes = differences(json, beside.as_deref(), audit);
             report.asks_for_fp8_cache = quant_config::asks_for_fp8_cache(json, beside.as_deref());
         }
     }
-    if let Some(Described::Target(plan)) = &described {
-        report.kv = Some(Kv::of(plan));
-        drafter(dir, plan, options, &mut report);
-        let json = config.as_deref().unwrap_or_default();
-        report.text = Some(text(dir, plan, json, &mut report.problems));
-        memory(plan, options, &mut report);
-    }
     if options.tensors {
         report.tensors = Some(report::tensors(found.as_ref(), &entries));
     }
-    report
+    (report, described)
 }
 
 fn read(dir: &Path, name: &str, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
@@ -167,6 +175,15 @@ fn read(dir: &Path, name: &str, problems: &mut Vec<Problem>) -> Option<Vec<u8>> 
             problems.push(Problem::of_reading(name, &error));
             None
         }
+    }
+}
+
+/// The same for a file that need not be there. One that is and cannot be read is a problem, as
+/// serving refuses it.
+fn read_optional(dir: &Path, name: &str, problems: &mut Vec<Problem>) -> Option<Vec<u8>> {
+    match file::is_there(&dir.join(name)) {
+        Ok(false) => None,
+        Ok(true) | Err(_) => read(dir, name, problems),
     }
 }
 
@@ -205,7 +222,7 @@ fn architecture(json: &[u8], described: &Described) -> Architecture {
 }
 
 /// What config.json or hf_quant_config.json says of the weights' form.
-fn recipe(config: &[u8], dir: &Path) -> Option<String> {
+fn recipe(config: &[u8], beside: Option<&[u8]>) -> Option<String> {
     let config: Value = serde_json::from_slice(config).ok()?;
     let inside = |v: &Value| {
         let name = |key: &str| v.get(key).and_then(Value::as_str).map(str::to_owned);
@@ -216,8 +233,7 @@ fn recipe(config: &[u8], dir: &Path) -> Option<String> {
     if let Some(found) = config.get("quantization_config").and_then(inside) {
         return Some(found);
     }
-    let beside = file::read(&dir.join("hf_quant_config.json")).ok()?;
-    let beside: Value = serde_json::from_slice(&beside).ok()?;
+    let beside: Value = serde_json::from_slice(beside?).ok()?;
     inside(beside.get("quantization")?)
 }
 
@@ -228,11 +244,17 @@ fn differences(config: &[u8], beside: Option<&[u8]>, audit: &Audit) -> Vec<Strin
 }
 
 fn drafter(dir: &Path, target: &Plan, options: &Options, report: &mut Report) {
-    let beside = || Some(dir.join("assistant")).filter(|d| d.is_dir());
-    let Some(path) = options.drafter.clone().or_else(beside) else {
+    let Some(path) = options.drafter.clone().or_else(|| drafter_of(dir)) else {
         return;
     };
-    let mut inner = folder(&path, &Options::default());
+    if let Err(wrong) = check_folder(&path) {
+        let remedy = "give the folder of the assistant, or take away what lies in its place";
+        let file = path.display().to_string();
+        let problem = Problem::of_file(&file, wrong.why(), remedy);
+        report.problems.push(problem);
+        return;
+    }
+    let (mut inner, _) = folder(&path, &Options::default());
     let label = |file: &str| path.join(file).display().to_string();
     for problem in &mut inner.problems {
         problem.file = label(&problem.file);
@@ -281,12 +303,28 @@ fn memory(plan: &Plan, options: &Options, report: &mut Report) {
         utilization,
         tokens: options.tokens.unwrap_or(longest),
     };
-    report.memory = Some(memory::plan(&request, kv, weights, drafter, longest));
+    let plan = memory::plan(&request, kv, weights, drafter, longest);
+    if let Some(short) = plan.shortage(options.tokens.is_some()) {
+        let remedy = "plan with more memory or a shorter --max-model-len, or see brain quantize";
+        let problem = Problem::of_file(&report.path, short, remedy);
+        report.problems.push(problem);
+    }
+    report.memory = Some(plan);
+}
+
+/// What is asked for beyond what the model was made for.
+fn length(plan: &Plan, options: &Options, problems: &mut Vec<Problem>) {
+    let most = plan.max_positions as u64;
+    if let Some(tokens) = options.tokens.filter(|tokens| *tokens > most) {
+        let problem = format!("knows {most} positions, and --max-model-len asks for {tokens}");
+        let remedy = format!("ask for {most} at most");
+        problems.push(Problem::of_file("config.json", problem, remedy));
+    }
 }
 
 fn text(dir: &Path, plan: &Plan, config: &[u8], problems: &mut Vec<Problem>) -> TextFacts {
-    let generation = file::read(&dir.join("generation_config.json")).ok();
-    let defaults = generation::parse(generation.as_deref(), config)
+    let generation = read_optional(dir, "generation_config.json", problems);
+    let defaults = generation::parse(generation.as_deref(), config, plan.vocab)
         .map_err(|wrong| {
             let remedy = "correct the file or take the checkpoint's own";
             let problem = wrong.problem.to_string();
@@ -310,6 +348,7 @@ fn text(dir: &Path, plan: &Plan, config: &[u8], problems: &mut Vec<Problem>) -> 
         }
     }
     let template = Template::from_checkpoint(dir)
+        .and_then(|template| GenerationPrompts::of(&template).map(|_| template))
         .map_err(|error| {
             problems.push(Problem::of_file(
                 "chat_template.jinja",
@@ -318,13 +357,19 @@ fn text(dir: &Path, plan: &Plan, config: &[u8], problems: &mut Vec<Problem>) -> 
             ));
         })
         .ok();
+    // With its tokenizer it is known where a turn ends, whatever the configuration leaves out.
+    let eos = defaults.as_ref().map_or(Vec::new(), |d| d.eos.clone());
+    let eos = match &tokenizer {
+        Some(tokenizer) => tokenizer.markers().stops(&eos),
+        None => eos,
+    };
     TextFacts {
         tokens: tokenizer.as_ref().map(Tokenizer::vocab_size),
         template: template.map(|t| t.hash().to_hex().to_string()),
         temperature: defaults.as_ref().map(|d| d.temperature),
         top_k: defaults.as_ref().map(|d| d.top_k),
         top_p: defaults.as_ref().map(|d| d.top_p),
-        eos: defaults.as_ref().map_or(Vec::new(), |d| d.eos.clone()),
+        eos,
         suppressed: defaults.map_or(Vec::new(), |d| d.suppressed),
     }
 }
@@ -407,6 +452,58 @@ mod tests {
         assert!(found.iter().any(|p| p.ends_with("is missing")), "{found:?}");
     }
 
+    /// What serving refuses is not passed over.
+    #[cfg(unix)]
+    #[test]
+    fn small_files_that_are_there_and_cannot_be_read_are_problems() {
+        for name in ["generation_config.json", "hf_quant_config.json"] {
+            let dir = copy("e2b");
+            let path = dir.path().join(name);
+            let _ = std::fs::remove_file(&path);
+            std::os::unix::fs::symlink("gone", &path).unwrap();
+            let found = wrong(dir.path());
+            assert_eq!(found, [format!("{name}: is not there")]);
+            std::fs::remove_file(&path).unwrap();
+            file::make_pipe(&path);
+            let found = wrong(dir.path());
+            assert_eq!(found, [format!("{name}: is a named pipe, not a file")]);
+        }
+    }
+
+    #[test]
+    fn what_is_asked_beyond_the_model_or_the_device_is_a_problem() {
+        let dir = copy("e2b");
+        let asked = |memory: Option<u64>, tokens: Option<u64>| {
+            let options = Options {
+                memory: memory.map(|bytes| (bytes, 0.9)),
+                tokens,
+                ..Options::default()
+            };
+            let problems = inspect(dir.path(), &options).problems.into_iter();
+            let ours = |p: &Problem| p.remedy.contains("at most") || p.remedy.contains("memory");
+            problems.filter(ours).map(|p| p.problem).collect::<Vec<_>>()
+        };
+        assert_eq!(asked(Some(1 << 30), None), [] as [String; 0]);
+        let beyond = asked(None, Some(1 << 20));
+        assert!(
+            beyond[0].contains("--max-model-len asks for 1048576"),
+            "{beyond:?}"
+        );
+        let small = asked(Some(1000), None);
+        assert!(small[0].contains("too little"), "{small:?}");
+    }
+
+    #[test]
+    fn tokens_that_the_model_has_not_are_a_problem() {
+        let dir = copy("e2b");
+        let file = dir.path().join("generation_config.json");
+        std::fs::write(&file, r#"{"suppress_tokens":[1000000]}"#).unwrap();
+        let found = wrong(dir.path());
+        assert_eq!(found.len(), 1, "{found:?}");
+        let expected = "generation_config.json: suppress_tokens: names token 1000000";
+        assert!(found[0].starts_with(expected), "{found:?}");
+    }
+
     #[test]
     fn a_configuration_of_another_form_is_noted_and_is_no_problem() {
         let dir = copy("e2b");
@@ -441,6 +538,41 @@ mod tests {
             let found = found.unwrap_or_else(|| panic!("{name}: {problems:?}"));
             assert_eq!(found.problem, "is a named pipe, not a file");
         }
+    }
+
+    /// What serving takes for the drafter is what is looked at.
+    #[cfg(unix)]
+    #[test]
+    fn the_drafter_is_found_where_serving_finds_it() {
+        let root = tempfile::tempdir().unwrap();
+        let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens");
+        let target = copy("e2b");
+        let model = root.path().join("model");
+        std::fs::rename(target.keep(), &model).unwrap();
+        let sibling = root.path().join("model-assistant");
+        let link = |to: &Path, place: &Path| std::os::unix::fs::symlink(to, place).unwrap();
+        let drafter = || inspect(&model, &Options::default());
+
+        assert!(drafter().drafter.is_none());
+        link(&goldens.join("e2b/assistant"), &sibling);
+        let found = drafter().drafter.unwrap();
+        assert_eq!(found.path, sibling.display().to_string());
+        assert!(found.fits);
+
+        // One in the folder comes first, be it broken: serving refuses it.
+        let inside = model.join("assistant");
+        link(Path::new("gone"), &inside);
+        let broken = drafter();
+        let names = |p: &Problem| p.file.ends_with("assistant") && p.problem == "is not there";
+        assert!(broken.problems.iter().any(names), "{:?}", broken.problems);
+
+        // A target in its place is not asked for a drafter in its turn.
+        std::fs::remove_file(&inside).unwrap();
+        link(Path::new("."), &inside);
+        let wrong = drafter();
+        let says = |p: &Problem| p.problem.contains("where an assistant is asked for");
+        assert!(wrong.problems.iter().any(says), "{:?}", wrong.problems);
+        assert!(!wrong.drafter.unwrap().fits);
     }
 
     #[test]

@@ -13,8 +13,10 @@ use super::{
 use crate::model::{
     audit::{Audit, audit},
     checkpoint::{Checkpoint, CheckpointError},
+    index::{INDEX, Index, IndexFault, WHOLE, is_plain},
     inventory::Inventory,
     names::NameError,
+    partial::marked,
     shown::{shown, shown_text},
 };
 
@@ -37,7 +39,7 @@ impl Weights {
         };
         // A link counts that leads nowhere: what it leads to is what is missing.
         let named = |file: &str| dir.join(file).symlink_metadata().is_ok();
-        let (single, index) = ("model.safetensors", INDEX);
+        let (single, index) = (WHOLE, INDEX);
         if dir.join(single).exists() || (named(single) && !named(index)) {
             weights.listed = true;
             weights.add(dir, single, problems);
@@ -68,6 +70,12 @@ impl Weights {
     fn add(&mut self, dir: &Path, file: &str, problems: &mut Vec<Problem>) {
         let before = problems.len();
         let path = dir.join(file);
+        if let Some(marker) = marked(&path) {
+            let marker = marker.file_name().unwrap_or_default().to_string_lossy();
+            let problem = format!("is still being fetched, as {} says", shown(&marker));
+            let remedy = "run the download again, or take that away if another left it";
+            problems.push(Problem::of_file(file, problem, remedy));
+        }
         self.headers.push(header::read(&path, problems));
         if problems.len() == before {
             self.sound.push(path);
@@ -126,27 +134,18 @@ impl Weights {
     }
 }
 
-const INDEX: &str = "model.safetensors.index.json";
-
 /// The file of every tensor. Whatever is wrong becomes a problem; what is sound is kept all the same.
 fn weight_map(text: &[u8], problems: &mut Vec<Problem>) -> Option<BTreeMap<String, String>> {
-    #[derive(serde::Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
-    let index: Index = serde_json::from_slice(text)
-        .map_err(|error| {
-            let problem = shown_text(&format!("is not an index: {error}"));
-            problems.push(Problem::of_file(INDEX, problem, FETCH_AGAIN));
-        })
-        .ok()?;
-    let mut map = index.weight_map;
-    if map.is_empty() {
-        let problem = "names no file of weights";
+    let mut wrong = |fault: IndexFault| {
+        let problem = fault.to_string();
         problems.push(Problem::of_file(INDEX, problem, FETCH_AGAIN));
+    };
+    let mut map = Index::parse(text).map_err(&mut wrong).ok()?.weight_map;
+    if map.is_empty() {
+        wrong(IndexFault::Empty);
     }
     map.retain(|tensor, file| {
-        let plain = !file.is_empty() && !file.starts_with('.') && !file.contains(['/', '\\', '\0']);
+        let plain = is_plain(file);
         if !plain {
             let file = shown(file);
             let problem = format!("is said to be in \"{file}\", which is not a plain file name");

@@ -37,6 +37,13 @@ pub struct Audit {
 pub fn audit(checkpoint: &Checkpoint, inventory: &Inventory) -> Result<Audit, NameError> {
     let mut unused = Unused::new(checkpoint)?;
     let mut audit = Audit::default();
+    // First, as the loader does: some stand among the tensors of a slot, or of what nothing reads.
+    for i in 0..inventory.layers {
+        match KvScaleTensors::take(&mut unused, i).and_then(KvScaleTensors::checked) {
+            Ok(scales) => audit.kv_scales += scales.count(),
+            Err(error) => audit.faults.push((format!("layers.{i}.self_attn"), error)),
+        }
+    }
     for slot in &inventory.slots {
         match fill(&mut unused, slot, &mut audit.tokens) {
             Ok(weights) => audit.filled.push(Filled {
@@ -53,12 +60,6 @@ pub fn audit(checkpoint: &Checkpoint, inventory: &Inventory) -> Result<Audit, Na
     }
     for prefix in &inventory.unread {
         unused.drop_prefix(prefix);
-    }
-    for i in 0..inventory.layers {
-        match KvScaleTensors::take(&mut unused, i) {
-            Ok(scales) => audit.kv_scales += scales.count(),
-            Err(error) => audit.faults.push((format!("layers.{i}.self_attn"), error)),
-        }
     }
     audit.unknown = unused.into_rest().collect();
     Ok(audit)

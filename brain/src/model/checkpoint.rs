@@ -11,12 +11,12 @@ use std::{
 };
 
 pub use safetensors::Dtype;
-use serde::Deserialize;
 
 use super::{
     file, header,
-    partial::unfinished,
-    shown::{shown, shown_path, shown_text},
+    index::{INDEX, Index, WHOLE},
+    partial::{marked, unfinished},
+    shown::{shown, shown_path},
 };
 
 /// A checkpoint that cannot be read. Every form names the file.
@@ -41,14 +41,15 @@ pub enum CheckpointError {
         /// The index.
         index: PathBuf,
     },
-    /// A file is not there yet.
+    /// A file is not there yet, or not all of it.
     #[error(
-        "{} is not there: its download has not finished ({}); run the download again",
+        "{} is not whole: its download has not finished ({}); run the download again, or take that \
+         file away if another download left it",
         shown_path(.file),
         shown_path(.partial)
     )]
     Unfinished {
-        /// The missing file.
+        /// The file.
         file: PathBuf,
         /// What there is of it, or of a file beside it.
         partial: PathBuf,
@@ -217,19 +218,14 @@ pub struct Checkpoint {
     tensors: BTreeMap<String, Tensor>,
 }
 
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 impl Checkpoint {
     /// Maps `model.safetensors`, or every file of `model.safetensors.index.json`, in `dir`.
     pub fn open(dir: &Path) -> Result<Self, CheckpointError> {
-        let single = dir.join("model.safetensors");
-        let index = dir.join("model.safetensors.index.json");
+        let single = dir.join(WHOLE);
+        let index = dir.join(INDEX);
         let mut checkpoint = Self::default();
         if there(&single)? {
-            checkpoint.add(map(&single)?, single)?;
+            checkpoint.add_whole(single)?;
         } else if there(&index)? {
             checkpoint.add_shards(dir, &index)?;
         } else if let Some(partial) = unfinished(dir, "model") {
@@ -274,23 +270,13 @@ impl Checkpoint {
             problem,
         };
         let text = file::read(index).map_err(io)?;
-        let parsed: Index =
-            serde_json::from_slice(&text).map_err(|e| damaged(shown_text(&e.to_string())))?;
-        if parsed.weight_map.is_empty() {
-            return Err(damaged("it names no file of weights".to_owned()));
-        }
-        let files: std::collections::BTreeSet<&String> = parsed.weight_map.values().collect();
-        for name in files {
-            // A name with a path in it could point anywhere on the disk.
-            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-                let name = shown(name);
-                return Err(damaged(format!("\"{name}\" is not a plain file name")));
-            }
+        let parsed = Index::sound(&text).map_err(|fault| damaged(format!("it {fault}")))?;
+        for name in parsed.files() {
             let path = dir.join(name);
             if !there(&path)? {
                 return Err(absent(dir, path, name, index));
             }
-            self.add(map(&path)?, path)?;
+            self.add_whole(path)?;
         }
         for (tensor, file) in &parsed.weight_map {
             let found = self
@@ -306,6 +292,14 @@ impl Checkpoint {
             }
         }
         Ok(())
+    }
+
+    /// Maps a file, unless it is still being fetched: some programs give it its length first.
+    fn add_whole(&mut self, file: PathBuf) -> Result<(), CheckpointError> {
+        match marked(&file) {
+            Some(partial) => Err(CheckpointError::Unfinished { file, partial }),
+            None => self.add(map(&file)?, file),
+        }
     }
 
     fn add(&mut self, source: Source, path: PathBuf) -> Result<(), CheckpointError> {

@@ -3,7 +3,7 @@ use std::{fs, path::PathBuf};
 use safetensors::SafeTensors;
 
 use super::*;
-use crate::model::{LoadError, LoadOptions, file::make_pipe, load};
+use crate::model::{LoadError, LoadOptions, drafter_of, file::make_pipe, load};
 
 fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -94,15 +94,34 @@ fn hostile_headers_are_errors() {
 fn every_flipped_byte_of_a_header_is_survived() {
     let dir = copy("e4b");
     let path = dir.path().join("model.safetensors");
-    let whole = fs::read(&path).unwrap();
-    let header = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize + 8;
-    for i in (0..header).step_by(7) {
-        let mut bytes = whole.clone();
+    let mut bytes = fs::read(&path).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 8;
+    let mut taken = 0;
+    for i in 0..header {
         bytes[i] ^= 0x15;
-        fs::write(&path, bytes).unwrap();
-        // Most are errors; a changed name or padding may still load. None may panic.
-        let _ = load(dir.path(), &LoadOptions::default());
+        // Most are errors; a changed name or padding may still be taken. What is, lies in the file.
+        match header::read(&bytes) {
+            Err(fault) => assert!(!fault.problem.is_empty(), "byte {i}"),
+            Ok(entries) => {
+                taken += 1;
+                let inside = |range: &Range<usize>| range.start <= range.end;
+                let sound = entries.iter().all(|(_, range)| {
+                    inside(range) && range.start >= header && range.end <= bytes.len()
+                });
+                assert!(sound, "byte {i}");
+            }
+        }
+        // The whole way for some: every file is written, mapped and read.
+        if i % 97 == 0 {
+            fs::write(&path, &bytes).unwrap();
+            if let Err(error) = load(dir.path(), &LoadOptions::default()) {
+                let folder = dir.path().display().to_string();
+                assert!(error.to_string().contains(&folder), "byte {i}: {error}");
+            }
+        }
+        bytes[i] ^= 0x15;
     }
+    assert!(taken > 0 && taken < header, "{taken} of {header}");
 }
 
 #[test]
@@ -175,7 +194,7 @@ fn a_weight_that_is_no_finite_number_is_refused() {
     }
     let file = dir.path().join("model.safetensors");
     let name = overwrite(&file, "layers.0.layer_scalar", f32::NAN);
-    let drafter = crate::model::DrafterChoice::Dir(dir.path().to_owned());
+    let drafter = Some(dir.path().to_owned());
     let error = load(&golden("e2b"), &LoadOptions { drafter }).unwrap_err();
     let expected = format!("tensor {name}: element 0 is NaN, not a finite number");
     assert!(error.to_string().contains(&expected), "{error}");
@@ -204,6 +223,11 @@ fn a_shard_that_is_still_being_fetched_is_named() {
     )
     .unwrap();
     assert!(failure(dir.path()).contains("run the download again"));
+    // Of the full length, and marked all the same.
+    let dir = copy("e4b");
+    fs::write(dir.path().join("model.safetensors.aria2"), b"").unwrap();
+    let message = failure(dir.path());
+    assert!(message.contains("has not finished"), "{message}");
 }
 
 #[test]
@@ -214,7 +238,7 @@ fn the_wrong_kind_of_checkpoint_is_named_with_a_remedy() {
         message.contains("config.json") && message.contains("give it as --drafter"),
         "{message}"
     );
-    let drafter = crate::model::DrafterChoice::Dir(golden("12b"));
+    let drafter = Some(golden("12b"));
     let error = load(&golden("31b"), &LoadOptions { drafter }).unwrap_err();
     let message = error.to_string();
     assert!(
@@ -234,26 +258,12 @@ fn the_wrong_kind_of_checkpoint_is_named_with_a_remedy() {
 fn scales_of_an_fp8_cache_are_found_under_every_name() {
     let load_with = |names: &[(&str, f32)]| {
         let dir = copy("12b");
-        let path = dir.path().join("model.safetensors");
-        let bytes = fs::read(&path).unwrap();
-        let parsed = SafeTensors::deserialize(&bytes).unwrap();
-        let mut tensors: Vec<_> = parsed
-            .tensors()
-            .into_iter()
-            .map(|(n, t)| (n, t.shape().to_vec(), t.data().to_vec()))
-            .collect();
-        for (name, scale) in names {
-            tensors.push((
-                format!("model.layers.{name}"),
-                vec![1],
-                scale.to_le_bytes().to_vec(),
-            ));
-        }
-        let views = tensors.iter().map(|(n, s, d)| {
-            let view = safetensors::tensor::TensorView::new(Dtype::F32, s.clone(), d).unwrap();
-            (n.as_str(), view)
+        rewrite(dir.path(), |tensors| {
+            for (name, scale) in names {
+                let scale = scale.to_le_bytes().to_vec();
+                tensors.push((format!("model.layers.{name}"), vec![1], scale));
+            }
         });
-        safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &path).unwrap();
         load(dir.path(), &LoadOptions::default())
     };
     for (key, value) in [
@@ -303,6 +313,40 @@ fn scales_of_an_fp8_cache_are_found_under_every_name() {
     }
 }
 
+/// `brain inspect` counts what the loader takes, in layers too whose other tensors nobody reads.
+#[test]
+fn scales_of_layers_that_share_a_cache_are_counted_alike() {
+    use crate::model::{audit::audit, config::parse_target, inventory::Inventory};
+    let dir = copy("e4b");
+    rewrite(dir.path(), |tensors| {
+        for name in ["5.self_attn.k_proj.k_scale", "0.self_attn.k_proj.k_scale"] {
+            let one = 1f32.to_le_bytes().to_vec();
+            tensors.push((format!("model.layers.{name}"), vec![1], one));
+        }
+    });
+    let model = load(dir.path(), &LoadOptions::default()).unwrap();
+    assert!(matches!(
+        model.plan.layers[5].kv,
+        crate::model::plan::KvSource::Shared { .. }
+    ));
+    let plan = parse_target(&fs::read(dir.path().join("config.json")).unwrap()).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let found = audit(&checkpoint, &Inventory::target(&plan)).unwrap();
+    assert_eq!((model.kv_scales, found.kv_scales), (2, 2));
+    assert!(found.unknown.is_empty(), "{:?}", found.unknown);
+    // Both refuse one that is no number.
+    rewrite(dir.path(), |tensors| {
+        let scale = tensors
+            .iter_mut()
+            .find(|(n, ..)| n.ends_with("0.self_attn.k_proj.k_scale"));
+        scale.unwrap().2 = 0f32.to_le_bytes().to_vec();
+    });
+    assert!(failure(dir.path()).contains("the scale is 0"));
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let found = audit(&checkpoint, &Inventory::target(&plan)).unwrap();
+    assert!(found.faults[0].1.to_string().contains("the scale is 0"));
+}
+
 #[test]
 fn missing_parts_are_named() {
     let dir = tempfile::tempdir().unwrap();
@@ -323,10 +367,9 @@ fn missing_parts_are_named() {
     );
 }
 
-/// A copy with its tensors changed.
-fn rewritten(name: &str, edit: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) -> String {
-    let dir = copy(name);
-    let path = dir.path().join("model.safetensors");
+/// Changes the tensors of a folder.
+fn rewrite(dir: &Path, edit: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) {
+    let path = dir.join("model.safetensors");
     let bytes = fs::read(&path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut tensors: Vec<_> = file
@@ -342,6 +385,12 @@ fn rewritten(name: &str, edit: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>
         )
     });
     safetensors::serialize_to_file(views.collect::<Vec<_>>(), None, &path).unwrap();
+}
+
+/// What is said of a copy with its tensors changed.
+fn rewritten(name: &str, edit: impl FnOnce(&mut Vec<(String, Vec<usize>, Vec<u8>)>)) -> String {
+    let dir = copy(name);
+    rewrite(dir.path(), edit);
     match load(dir.path(), &LoadOptions::default()) {
         Ok(_) => String::new(),
         Err(e) => e.to_string(),
@@ -397,17 +446,17 @@ fn every_text_tensor_is_used_exactly_once() {
 
 #[test]
 fn an_assistant_of_another_model_is_refused() {
-    let drafter = crate::model::DrafterChoice::Dir(golden("31b").join("assistant"));
+    let drafter = Some(golden("31b").join("assistant"));
     let error = load(&golden("12b"), &LoadOptions { drafter }).unwrap_err();
     assert!(matches!(error, LoadError::Mismatch { .. }), "{error}");
     assert!(error.to_string().contains("caches"), "{error}");
-    let none = load(
-        &golden("12b"),
-        &LoadOptions {
-            drafter: crate::model::DrafterChoice::None,
-        },
-    );
-    assert!(none.unwrap().drafter.is_none());
+    let options = LoadOptions {
+        drafter: drafter_of(&golden("12b")),
+    };
+    let own = load(&golden("12b"), &options).unwrap();
+    assert!(own.drafter.is_some());
+    let none = load(&golden("12b"), &LoadOptions::default()).unwrap();
+    assert!(none.drafter.is_none());
 }
 
 #[test]

@@ -4,14 +4,15 @@
 //! layers described by `global_head_dim` and `num_global_key_value_heads`, or by `per_layer_config`
 //! overrides; layer types listed or left out.
 
+mod layers;
+
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
-    kv_scales::KvScales,
-    plan::{DraftHead, DraftPlan, Kind, KvSource, LayerPlan, Moe, PerLayerInput, Plan, Rope},
+    plan::{DraftHead, DraftPlan, Kind, Moe, PerLayerInput, Plan, Rope},
     shown::{shown, shown_text},
 };
 
@@ -23,8 +24,9 @@ pub enum ConfigError {
     Syntax(String),
     /// Another architecture.
     #[error(
-        "model_type is {found:?}, another family of models, which is not served; \
-         expected {expected}"
+        "model_type is \"{}\", another family of models, which is not served; expected {expected}: \
+         give a Gemma 4 checkpoint",
+        shown(.found)
     )]
     Architecture {
         /// What the file says.
@@ -54,10 +56,11 @@ pub enum ConfigError {
     },
 }
 
+/// What is said may quote the file, and is shown safely.
 fn field(name: &str, problem: impl Into<String>) -> ConfigError {
     ConfigError::Field {
         field: name.into(),
-        problem: problem.into(),
+        problem: shown_text(&problem.into()),
     }
 }
 
@@ -226,7 +229,7 @@ fn is_target(model_type: &str) -> bool {
 }
 
 fn object(json: &[u8]) -> Result<Map<String, Value>, ConfigError> {
-    serde_json::from_slice(json).map_err(|e| ConfigError::Syntax(e.to_string()))
+    serde_json::from_slice(json).map_err(|e| ConfigError::Syntax(shown_text(&e.to_string())))
 }
 
 fn model_type(top: &Map<String, Value>) -> String {
@@ -268,6 +271,15 @@ fn check_width(name: &str, n: usize) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// A positive number as it is computed with, which must not be nothing or without end as such.
+fn single(name: &str, n: f64) -> Result<f32, ConfigError> {
+    let single = n as f32;
+    if single.is_normal() && single > 0.0 {
+        return Ok(single);
+    }
+    Err(field(name, format!("{n:e} is no positive fp32 number")))
+}
+
 fn plan(raw: &RawText, assistant: bool) -> Result<Plan, ConfigError> {
     for (name, n) in [
         ("vocab_size", raw.vocab_size),
@@ -288,11 +300,9 @@ fn plan(raw: &RawText, assistant: bool) -> Result<Plan, ConfigError> {
     if raw.max_position_embeddings == 0 || raw.max_position_embeddings > 1 << 24 {
         return Err(field("max_position_embeddings", "is not in 1..=2^24"));
     }
-    if !(raw.rms_norm_eps > 0.0 && raw.rms_norm_eps < 1.0) {
-        return Err(field(
-            "rms_norm_eps",
-            format!("{} is not in (0, 1)", raw.rms_norm_eps),
-        ));
+    let eps = single("rms_norm_eps", raw.rms_norm_eps)?;
+    if eps >= 1.0 {
+        return Err(field("rms_norm_eps", format!("{eps} is not in (0, 1)")));
     }
     if let Some(a) = raw
         .hidden_activation
@@ -314,13 +324,8 @@ fn plan(raw: &RawText, assistant: bool) -> Result<Plan, ConfigError> {
         ));
     }
     let softcap = match raw.final_logit_softcapping {
-        Some(c) if !(c > 0.0 && c.is_finite()) => {
-            return Err(field(
-                "final_logit_softcapping",
-                format!("{c} is not positive"),
-            ));
-        }
-        c => c.map(|c| c as f32),
+        None => None,
+        Some(cap) => Some(single("final_logit_softcapping", cap)?),
     };
     let per_layer_input = per_layer_input(raw)?;
     let moe = moe(raw)?;
@@ -330,15 +335,14 @@ fn plan(raw: &RawText, assistant: bool) -> Result<Plan, ConfigError> {
             "an assistant has neither per-layer inputs nor experts",
         ));
     }
-    let kinds = kinds(raw)?;
-    let layers = layers(raw, &kinds, assistant)?;
+    let layers = layers::layers(raw, assistant)?;
     Ok(Plan {
         hidden: raw.hidden_size,
         heads: raw.num_attention_heads,
         vocab: raw.vocab_size,
         window: raw.sliding_window,
         max_positions: raw.max_position_embeddings,
-        eps: raw.rms_norm_eps as f32,
+        eps,
         softcap,
         per_layer_input,
         moe,
@@ -394,144 +398,6 @@ fn moe(raw: &RawText) -> Result<Option<Moe>, ConfigError> {
     }))
 }
 
-fn kinds(raw: &RawText) -> Result<Vec<Kind>, ConfigError> {
-    let n = raw.num_hidden_layers;
-    let mut kinds = match &raw.layer_types {
-        None => (1..=n)
-            .map(|i| {
-                if i % 6 == 0 {
-                    Kind::Full
-                } else {
-                    Kind::Sliding
-                }
-            })
-            .collect::<Vec<_>>(),
-        Some(names) => names
-            .iter()
-            .map(|name| match name.as_str() {
-                "sliding_attention" => Ok(Kind::Sliding),
-                "full_attention" => Ok(Kind::Full),
-                other => Err(field("layer_types", format!("{other:?} is unknown"))),
-            })
-            .collect::<Result<_, _>>()?,
-    };
-    if kinds.len() != n {
-        return Err(field(
-            "layer_types",
-            format!("has {} entries for {n} layers", kinds.len()),
-        ));
-    }
-    kinds[n - 1] = Kind::Full; // the reference forces it whatever the file says
-    Ok(kinds)
-}
-
-fn layers(raw: &RawText, kinds: &[Kind], assistant: bool) -> Result<Vec<LayerPlan>, ConfigError> {
-    let n = kinds.len();
-    let first_shared = match n.checked_sub(raw.num_kv_shared_layers) {
-        Some(0) | None if !assistant => {
-            return Err(field(
-                "num_kv_shared_layers",
-                "leaves no layer that owns keys and values",
-            ));
-        }
-        first => first.unwrap_or(0),
-    };
-    let overrides = overrides(raw, n)?;
-    let mut layers: Vec<LayerPlan> = Vec::with_capacity(n);
-    for (i, &kind) in kinds.iter().enumerate() {
-        let (head_dim, kv_heads) = geometry(raw, kind, overrides.get(&i));
-        check_width("head_dim", head_dim)?;
-        if !head_dim.is_multiple_of(2) || head_dim > MAX_HEAD {
-            return Err(field(
-                "head_dim",
-                format!("{head_dim} is odd or above {MAX_HEAD}"),
-            ));
-        }
-        if kv_heads == 0 || !raw.num_attention_heads.is_multiple_of(kv_heads) {
-            return Err(field(
-                "num_key_value_heads",
-                format!(
-                    "{kv_heads} does not divide {} query heads",
-                    raw.num_attention_heads
-                ),
-            ));
-        }
-        let kv = if assistant {
-            KvSource::Target
-        } else if i < first_shared {
-            KvSource::Own {
-                values_only: raw.attention_k_eq_v && kind == Kind::Full,
-            }
-        } else {
-            let owner = kinds[..first_shared].iter().rposition(|k| *k == kind);
-            let owner = owner.ok_or_else(|| {
-                field(
-                    "num_kv_shared_layers",
-                    format!("layer {i} has no {} owner", kind.name()),
-                )
-            })?;
-            let LayerPlan {
-                head_dim: theirs,
-                kv_heads: their_heads,
-                ..
-            } = layers[owner];
-            if (theirs, their_heads) != (head_dim, kv_heads) {
-                return Err(field(
-                    "per_layer_config",
-                    format!("layer {i} shares the cache of layer {owner} and differs from it"),
-                ));
-            }
-            KvSource::Shared { owner }
-        };
-        let wide = raw.use_double_wide_mlp && matches!(kv, KvSource::Shared { .. });
-        let intermediate = raw.intermediate_size * if wide { 2 } else { 1 };
-        layers.push(LayerPlan {
-            kind,
-            head_dim,
-            kv_heads,
-            kv,
-            intermediate,
-            kv_scales: KvScales::default(),
-        });
-    }
-    Ok(layers)
-}
-
-fn overrides(raw: &RawText, n: usize) -> Result<BTreeMap<usize, &RawOverride>, ConfigError> {
-    let Some(map) = &raw.per_layer_config else {
-        return Ok(BTreeMap::new());
-    };
-    map.iter()
-        .map(|(key, o)| match key.parse::<usize>() {
-            Ok(i) if i < n => Ok((i, o)),
-            _ => Err(field(
-                "per_layer_config",
-                format!("{key:?} is not a layer of {n}"),
-            )),
-        })
-        .collect()
-}
-
-/// Head size and KV heads of a layer: an override wins over the global keys of full layers.
-fn geometry(raw: &RawText, kind: Kind, over: Option<&&RawOverride>) -> (usize, usize) {
-    let (mut dim, mut kv_heads) = (raw.head_dim, raw.num_key_value_heads);
-    if kind == Kind::Full {
-        if raw.per_layer_config.is_none() {
-            dim = raw.global_head_dim.unwrap_or(512);
-        } else if let Some(global) = raw.global_head_dim {
-            dim = global;
-        }
-        if let (true, Some(global)) = (raw.attention_k_eq_v, raw.num_global_key_value_heads) {
-            kv_heads = global;
-        }
-    }
-    if let Some(o) = over {
-        dim = o.head_dim.unwrap_or(dim);
-        kv_heads = o.num_key_value_heads.unwrap_or(kv_heads);
-    }
-    (dim, kv_heads)
-}
-
 fn rope(raw: &RawText, kind: Kind) -> Result<Rope, ConfigError> {
     let (theta, partial, default_type) = match kind {
         Kind::Sliding => (10_000.0, 1.0, "default"),
@@ -561,11 +427,12 @@ fn rope(raw: &RawText, kind: Kind) -> Result<Rope, ConfigError> {
         };
         rope.factor = r.factor.unwrap_or(1.0);
     }
+    // Frequencies are fp32, from 1 down to about the inverse of both together.
+    let slowest = (rope.theta * rope.factor) as f32;
     let sane = rope.theta >= 1.0
-        && rope.theta.is_finite()
         && (0.0..=1.0).contains(&rope.partial)
-        && rope.factor > 0.0
-        && rope.factor.is_finite();
+        && rope.factor >= 1.0
+        && slowest.is_finite();
     if !sane {
         return Err(field(
             "rope_parameters",

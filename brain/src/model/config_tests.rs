@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::plan::KvSource;
 
 fn base() -> Map<String, Value> {
     let json = serde_json::json!({
@@ -236,6 +237,12 @@ fn what_is_not_served_is_named() {
             serde_json::json!({"per_layer_config": {"9": {}}}),
             "per_layer_config",
         ),
+        (
+            // Layers of a kind have one rotary embedding between them.
+            serde_json::json!({"per_layer_config": {"3": {"head_dim": 128}}}),
+            "heads of layer 3 have a size of 128, those of an earlier sliding_attention layer \
+             one of 256",
+        ),
         (serde_json::json!({"rms_norm_eps": 0.0}), "rms_norm_eps"),
         (
             serde_json::json!({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}),
@@ -256,6 +263,61 @@ fn what_is_not_served_is_named() {
             .unwrap_err()
             .to_string()
             .contains("not served")
+    );
+}
+
+/// What is a number in fp64 and none in fp32, which is what is computed with.
+#[test]
+fn numbers_are_checked_as_they_are_used() {
+    let rope = |name: &str, n: f64| serde_json::json!({"rope_parameters": {"sliding_attention": {(name): n}}});
+    for (changes, words) in [
+        (serde_json::json!({"rms_norm_eps": 1e-60}), "rms_norm_eps"),
+        (serde_json::json!({"rms_norm_eps": 1e-40}), "rms_norm_eps"),
+        (
+            serde_json::json!({"rms_norm_eps": 0.999_999_999_999}),
+            "rms_norm_eps",
+        ),
+        (
+            serde_json::json!({"final_logit_softcapping": 1e-50}),
+            "final_logit_softcapping",
+        ),
+        (
+            serde_json::json!({"final_logit_softcapping": 1e300}),
+            "final_logit_softcapping",
+        ),
+        (rope("rope_theta", 1e300), "rope_parameters"),
+        (rope("factor", 1e300), "rope_parameters"),
+        (rope("factor", 1e-300), "rope_parameters"),
+    ] {
+        let message = refused(changes.clone());
+        assert!(message.contains(words), "{changes}: {message}");
+    }
+}
+
+#[test]
+fn what_a_file_says_is_shown_safely() {
+    let long = format!("\u{1b}[2J\n{}", "x".repeat(1 << 16));
+    for changes in [
+        serde_json::json!({"model_type": long}),
+        serde_json::json!({"layer_types": [long, "x", "x", "x", "x", "x"]}),
+        serde_json::json!({"hidden_activation": long}),
+        serde_json::json!({"per_layer_config": {(long.as_str()): {}}}),
+        serde_json::json!({"rope_parameters": {"full_attention": {"rope_type": long}}}),
+        serde_json::json!({"vocab_size": long}),
+    ] {
+        let message = refused(changes);
+        assert!(message.len() < 1000, "{message}");
+        assert!(!message.contains(char::is_control), "{message:?}");
+    }
+    let assistant = serde_json::json!({
+        "model_type": "gemma4_assistant", "backbone_hidden_size": long, "text_config": base(),
+    });
+    let message = parse_assistant(assistant.to_string().as_bytes())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        message.len() < 1000 && !message.contains(char::is_control),
+        "{message:?}"
     );
 }
 

@@ -1,6 +1,7 @@
 //! Opening the files of a checkpoint. What lies under a name is looked at first: opening a named
 //! pipe waits for a writer, for ever if none comes, and a device has no end.
 
+use crate::size::show;
 use std::{
     fs::{File, FileType, Metadata, OpenOptions},
     io::{self, Read as _},
@@ -73,10 +74,29 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// All bytes of a file that [`open`] takes.
+/// Bytes of a configuration, tokenizer, template or index, at most: the largest, a tokenizer, has 33 MB.
+const MAX_SMALL: u64 = 128 << 20;
+
+/// All bytes of one of the small files of a checkpoint, if [`open`] takes it.
+///
+/// # Errors
+/// Those of [`open`]; one of the kind `FileTooLarge` for what cannot be such a file.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_up_to(path, MAX_SMALL)
+}
+
+fn read_up_to(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
     let mut bytes = Vec::new();
-    open(path)?.read_to_end(&mut bytes)?;
+    // What the system says of its length is not asked: it may grow meanwhile.
+    file.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        let problem = format!(
+            "it has more than {}, and no such file of a model has: take the checkpoint's own",
+            show(most)
+        );
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
+    }
     Ok(bytes)
 }
 
@@ -136,6 +156,17 @@ mod tests {
         let error = read(&path("none")).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::NotFound);
         assert_eq!(NoFile::of(&error), None);
+    }
+
+    #[test]
+    fn what_is_too_large_to_be_a_small_file_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        std::fs::write(&path, [7; 100]).unwrap();
+        assert_eq!(read_up_to(&path, 100).unwrap(), [7; 100]);
+        let error = read_up_to(&path, 99).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(error.to_string().contains("more than 99 B"), "{error}");
     }
 
     #[test]

@@ -65,8 +65,15 @@ pub(crate) struct Scan {
 
 /// Bytes in front of a header: its length.
 pub(crate) const PREFIX: usize = 8;
-/// Far above any real header: the largest model of the family has some 200 KB.
-const MAX_HEADER: u64 = 100 << 20;
+/// Far above any real header: the largest model of the family has some 200 KB, and one of 30,000
+/// quantised experts in a single file 6 MB.
+const MAX_HEADER: u64 = 16 << 20;
+/// Values of a header, of which each takes many times its text in memory; a tensor has some six.
+const MAX_VALUES: usize = 1 << 20;
+/// More sizes than any tensor has.
+const MAX_SIZES: usize = 8;
+/// Faults after which there is nothing to be gained by telling more.
+const MAX_FAULTS: usize = 100;
 
 /// The length of a header's text, read off the first bytes of a file of `length` bytes.
 pub(crate) fn text_length(first: &[u8], length: u64) -> Result<usize, Fault> {
@@ -110,6 +117,11 @@ pub(super) fn read(bytes: &[u8]) -> Result<Vec<(Entry, Range<usize>)>, Fault> {
 /// Reads a header's text, which `data` bytes follow.
 pub(crate) fn scan(text: &[u8], data: u64) -> Scan {
     let mut scan = Scan::default();
+    if text.iter().filter(|byte| **byte == b',').count() > MAX_VALUES {
+        let problem = format!("has a header of more than {MAX_VALUES} values: it is no model's");
+        scan.faults.push(Fault::of_file(problem));
+        return scan;
+    }
     let Listed(listed): Listed<Said> = match serde_json::from_slice(text) {
         Ok(listed) => listed,
         Err(error) => {
@@ -120,6 +132,12 @@ pub(crate) fn scan(text: &[u8], data: u64) -> Scan {
     };
     let mut names = BTreeSet::new();
     for (name, said) in listed {
+        if scan.faults.len() == MAX_FAULTS {
+            let problem =
+                format!("has {MAX_FAULTS} faults in its header, which was read no further");
+            scan.faults.push(Fault::of_file(problem));
+            return scan;
+        }
         let metadata = name == METADATA;
         if !names.insert(name.clone()) {
             scan.faults.push(match metadata {
@@ -154,6 +172,9 @@ impl Scan {
     fn check_places(&mut self, data: u64, complete: bool) {
         let (mut at, mut before) = (0, "");
         for Entry { name, range, .. } in &self.entries {
+            if self.faults.len() > MAX_FAULTS {
+                return;
+            }
             let Range { start, end } = *range;
             if start < at && start < end {
                 let problem = format!("shares bytes with {}", shown(before));
@@ -239,6 +260,12 @@ fn described(said: Said) -> Result<(Dtype, Vec<usize>, Range<u64>), String> {
         format!("holds numbers of the unknown type {dtype}")
     })?;
     let impossible = || shown_text(&format!("has the impossible shape {shape:?}"));
+    if shape.len() > MAX_SIZES {
+        return Err(format!(
+            "has {} sizes, and {MAX_SIZES} would be many",
+            shape.len()
+        ));
+    }
     let length = byte_length(dtype, &shape).ok_or_else(impossible)?;
     if from > to || to - from != length {
         return Err(format!(
@@ -399,6 +426,34 @@ mod tests {
             let message = failure(&vec![0; length]);
             assert!(message.contains("ends within its header"), "{message}");
         }
+    }
+
+    #[test]
+    fn what_would_take_memory_or_time_without_end_is_refused() {
+        let zeros = vec!["0"; MAX_VALUES + 2].join(",");
+        for header in [format!(r#"{{"a":[{zeros}]}}"#), format!("[{zeros}]")] {
+            let message = failure(&file(&header, 0));
+            assert!(message.contains("of more than 1048576 values"), "{message}");
+        }
+        let ones = ["1"; MAX_SIZES + 1].join(",");
+        let header = format!("{{{}}}", tensor("w", &format!("[{ones}]"), 0, 4));
+        assert_eq!(
+            failure(&file(&header, 4)),
+            "tensor w has 9 sizes, and 8 would be many"
+        );
+        let long = [&(MAX_HEADER + 1).to_le_bytes()[..], b"{}"].concat();
+        assert!(failure(&long).contains("no safetensors file"));
+        // Each of these is a fault, and so is that they share their bytes.
+        let lies: Vec<String> = (0..10_000).map(|i| format!(r#""{i}":0"#)).collect();
+        let found = scan(format!("{{{}}}", lies.join(",")).as_bytes(), 0).faults;
+        assert_eq!(found.len(), MAX_FAULTS + 1);
+        let last = found.last().map(Fault::to_string).unwrap_or_default();
+        assert!(last.contains("was read no further"), "{last}");
+        let same: Vec<String> = (0..10_000)
+            .map(|i| tensor(&i.to_string(), "[1]", 0, 4))
+            .collect();
+        let found = scan(format!("{{{}}}", same.join(",")).as_bytes(), 4).faults;
+        assert_eq!(found.len(), MAX_FAULTS + 1);
     }
 
     #[test]

@@ -82,13 +82,12 @@ impl KvScaleTensors {
         usize::from(self.key.is_some()) + usize::from(self.value.is_some())
     }
 
-    /// The scales to use. `values_only`: keys are formed from the stored values, so that a key's
-    /// scale has no use, and a value's must not be one that was made for something smaller.
-    pub(super) fn resolve(
-        &self,
-        head_dim: usize,
-        values_only: bool,
-    ) -> Result<KvScales, NameError> {
+    /// The same if they are positive finite numbers.
+    pub(super) fn checked(self) -> Result<Self, NameError> {
+        self.values().map(|_| self)
+    }
+
+    fn values(&self) -> Result<(f32, f32), NameError> {
         let read = |tensor: &Option<Tensor>| match tensor {
             None => Ok(1.0),
             Some(t) => match element(t, 0) {
@@ -99,7 +98,17 @@ impl KvScaleTensors {
                 )),
             },
         };
-        let (key, value) = (read(&self.key)?, read(&self.value)?);
+        Ok((read(&self.key)?, read(&self.value)?))
+    }
+
+    /// The scales to use. `values_only`: keys are formed from the stored values, so that a key's
+    /// scale has no use, and a value's must not be one that was made for something smaller.
+    pub(super) fn resolve(
+        &self,
+        head_dim: usize,
+        values_only: bool,
+    ) -> Result<KvScales, NameError> {
+        let (key, value) = self.values()?;
         // A value has a mean square of 1 over its head, so that no element is above this.
         let largest = (head_dim as f32).sqrt();
         Ok(match values_only {

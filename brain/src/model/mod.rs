@@ -16,12 +16,13 @@ pub(crate) mod forms;
 pub mod gemma;
 pub mod generation;
 pub(crate) mod header;
+pub(crate) mod index;
 pub mod inventory;
 
 pub mod kv_dtype;
 pub mod kv_scales;
 pub mod names;
-mod partial;
+pub(crate) mod partial;
 pub mod plan;
 pub mod quant_config;
 pub mod reading;
@@ -37,7 +38,7 @@ use config::ConfigError;
 use fingerprint::numbers;
 use generation::GenerationDefaults;
 use names::{NameError, text_name};
-use plan::{DraftPlan, Kind, KvSource, Plan};
+use plan::{DraftPlan, KvSource, Plan};
 use reading::Reading;
 use spread::spread;
 use weight::Weight;
@@ -77,7 +78,10 @@ pub enum LoadError {
         source: NameError,
     },
     /// An assistant of another model.
-    #[error("the assistant in {folder} does not fit the model: {problem}")]
+    #[error(
+        "the assistant in {folder} does not fit the model: {problem}; give the one that was made for \
+         it, or --drafter none"
+    )]
     Mismatch {
         /// Which folder.
         folder: PathBuf,
@@ -86,23 +90,32 @@ pub enum LoadError {
     },
 }
 
-/// Which assistant drafts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum DrafterChoice {
-    /// The one in the folder `assistant` beside the weights, if there is one.
-    #[default]
-    Auto,
-    /// None.
-    None,
-    /// The one in this folder.
-    Dir(PathBuf),
-}
-
 /// How to load.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Which assistant drafts.
-    pub drafter: DrafterChoice,
+    /// The folder of the assistant that drafts, if one does.
+    pub drafter: Option<PathBuf>,
+}
+
+/// Where the assistant of a checkpoint may be: in its folder as `assistant`, or beside it with the
+/// name of the hub's repositories.
+pub fn drafter_places(folder: &Path) -> Vec<PathBuf> {
+    let beside = folder.file_name().map(|name| {
+        let mut name = name.to_os_string();
+        name.push("-assistant");
+        folder.with_file_name(name)
+    });
+    std::iter::once(folder.join("assistant"))
+        .chain(beside)
+        .collect()
+}
+
+/// The assistant that belongs to a checkpoint. One that is there is taken, so that a broken one is
+/// an error and not a model without a drafter.
+pub fn drafter_of(folder: &Path) -> Option<PathBuf> {
+    drafter_places(folder)
+        .into_iter()
+        .find(|place| place.symlink_metadata().is_ok())
 }
 
 /// A model's files, compiled into the binary.
@@ -172,26 +185,18 @@ pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel, LoadError>
         quantization: quantization.as_deref(),
     };
     let mut model = assemble(&files, plan, Checkpoint::open(dir)?)?;
-    let assistant = match &options.drafter {
-        DrafterChoice::None => None,
-        DrafterChoice::Dir(dir) => Some(dir.clone()),
-        DrafterChoice::Auto => {
-            // One that is there and broken is an error, not a model without a drafter.
-            Some(dir.join("assistant")).filter(|d| d.symlink_metadata().is_ok())
-        }
-    };
-    if let Some(folder) = assistant {
-        check_folder(&folder)?;
-        let config = read(&folder.join("config.json"))?;
-        let checkpoint = Checkpoint::open(&folder)?;
-        model.drafter = Some(assemble_drafter(
-            &folder,
-            &config,
-            &checkpoint,
-            &model.plan,
-        )?);
+    if let Some(folder) = &options.drafter {
+        model.drafter = Some(load_drafter(folder, &model.plan)?);
     }
     Ok(model)
+}
+
+/// Loads the assistant of a folder, which must fit the model.
+pub(crate) fn load_drafter(folder: &Path, target: &Plan) -> Result<LoadedDrafter, LoadError> {
+    check_folder(folder)?;
+    let config = read(&folder.join("config.json"))?;
+    let checkpoint = Checkpoint::open(folder)?;
+    assemble_drafter(folder, &config, &checkpoint, target)
 }
 
 /// Loads a checkpoint that is part of the binary. `drafter` false leaves its assistant out.
@@ -234,6 +239,13 @@ struct Files<'a> {
 pub struct NoFolder {
     folder: PathBuf,
     why: String,
+}
+
+impl NoFolder {
+    /// What is wrong with it, to stand behind its name.
+    pub(crate) fn why(&self) -> &str {
+        &self.why
+    }
 }
 
 /// Whether this is a folder that can be looked into.
@@ -287,9 +299,11 @@ fn assemble(
 ) -> Result<LoadedModel, LoadError> {
     let folder = files.folder;
     let defaults =
-        generation::parse(files.generation, files.config).map_err(|wrong| LoadError::Config {
-            file: folder.join(wrong.file),
-            source: wrong.problem,
+        generation::parse(files.generation, files.config, plan.vocab).map_err(|wrong| {
+            LoadError::Config {
+                file: folder.join(wrong.file),
+                source: wrong.problem,
+            }
         })?;
     let names = |source| LoadError::Names {
         folder: folder.to_owned(),
@@ -377,10 +391,8 @@ pub(crate) fn check_fit(target: &Plan, draft: &DraftPlan) -> Result<(), String> 
             text.vocab, target.vocab
         ));
     }
-    for kind in [Kind::Sliding, Kind::Full] {
-        let Some(layer) = text.layers.iter().find(|l| l.kind == kind) else {
-            continue;
-        };
+    for layer in &text.layers {
+        let kind = layer.kind;
         let Some(owner) = target.last_owner(kind) else {
             return Err(format!("the model has no {} cache", kind.name()));
         };
@@ -397,4 +409,38 @@ pub(crate) fn check_fit(target: &Plan, draft: &DraftPlan) -> Result<(), String> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_layer_of_an_assistant_must_fit_the_cache_that_it_reads() {
+        let text = |layers: serde_json::Value| {
+            let mut text = serde_json::json!({
+                "model_type": "gemma4_text", "vocab_size": 64, "hidden_size": 64,
+                "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 8,
+                "num_key_value_heads": 4, "head_dim": 32, "sliding_window": 8,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            });
+            text["per_layer_config"] = layers;
+            text
+        };
+        let target = config::parse_target(text(serde_json::json!({})).to_string().as_bytes());
+        let target = target.unwrap();
+        let fit = |layers: serde_json::Value| {
+            let assistant = serde_json::json!({
+                "model_type": "gemma4_assistant", "backbone_hidden_size": 64,
+                "text_config": text(layers),
+            });
+            let plan = config::parse_assistant(assistant.to_string().as_bytes()).unwrap();
+            check_fit(&target, &plan)
+        };
+        assert_eq!(fit(serde_json::json!({})), Ok(()));
+        for layer in ["0", "1", "2"] {
+            let message = fit(serde_json::json!({(layer): {"num_key_value_heads": 2}}));
+            assert!(message.unwrap_err().contains("2 heads of 32"), "{layer}");
+        }
+    }
 }

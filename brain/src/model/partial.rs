@@ -3,7 +3,19 @@
 use std::path::{Path, PathBuf};
 
 /// What download programs call a file that they are still writing.
-const ENDINGS: [&str; 3] = ["incomplete", "part", "aria2"];
+const ENDINGS: [&str; 4] = ["incomplete", "part", "aria2", "crdownload"];
+
+/// What says that a file which is there, perhaps in its full length, is still being written.
+pub(crate) fn marked(file: &Path) -> Option<PathBuf> {
+    let name = file.file_name()?;
+    ENDINGS.iter().find_map(|ending| {
+        let mut marker = name.to_owned();
+        marker.push(".");
+        marker.push(ending);
+        let marker = file.with_file_name(marker);
+        marker.symlink_metadata().is_ok().then_some(marker)
+    })
+}
 
 /// The unfinished download of a file that is missing from `folder`, if one is to be seen: beside
 /// it, or where the hub's client keeps it for a plain folder or for a snapshot in its cache.
@@ -42,6 +54,21 @@ fn partial(folder: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_is_still_being_written_is_marked() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.safetensors");
+        std::fs::write(&file, "whole by its length").unwrap();
+        std::fs::write(folder.path().join("other.safetensors.part"), "").unwrap();
+        assert_eq!(marked(&file), None);
+        for ending in ENDINGS {
+            let marker = folder.path().join(format!("model.safetensors.{ending}"));
+            std::fs::write(&marker, "").unwrap();
+            assert_eq!(marked(&file).as_ref(), Some(&marker));
+            std::fs::remove_file(&marker).unwrap();
+        }
+    }
 
     #[test]
     fn downloads_are_found_where_they_are_kept() {

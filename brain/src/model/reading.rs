@@ -295,7 +295,23 @@ mod tests {
     fn nobody_has_to_wait_for_it() {
         let all = tensors(&[noise(8 * PIECE, 7)]);
         for _ in 0..20 {
-            drop(Reading::start(all.clone(), &[], String::new()));
+            let reading = Reading::start(all.clone(), &[], String::new());
+            let work = reading.work.clone();
+            drop(reading);
+            assert!(work.stop.load(Ordering::Relaxed));
+            assert_eq!(Arc::strong_count(&work), 1, "its thread has ended");
         }
+        // What was told to stop looks at no byte more.
+        let reading = Reading::start(all.clone(), &[], String::new());
+        let whole = reading.digest().unwrap();
+        let stopped = Work {
+            tensors: all,
+            finite: HashSet::new(),
+            numbers: String::new(),
+            stop: AtomicBool::new(true),
+            copied: AtomicBool::new(false),
+            result: OnceLock::new(),
+        };
+        assert_ne!(stopped.read().unwrap(), whole);
     }
 }

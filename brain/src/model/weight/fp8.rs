@@ -2,7 +2,7 @@
 
 use super::{
     check_scales,
-    codes::{E4M3, element},
+    codes::{E4M3, E4M3_MAX, element},
 };
 use crate::model::{checkpoint::Tensor, names::NameError};
 
@@ -97,6 +97,6 @@ impl Fp8 {
     }
 
     pub(super) fn check_scales(&self) -> Result<(), NameError> {
-        check_scales(self.scale_tensor())
+        check_scales(self.scale_tensor(), E4M3_MAX)
     }
 }

@@ -82,6 +82,6 @@ impl Int4 {
     }
 
     pub(super) fn check_scales(&self) -> Result<(), NameError> {
-        check_scales(&self.scales)
+        check_scales(&self.scales, 8.0)
     }
 }

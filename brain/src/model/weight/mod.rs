@@ -219,6 +219,20 @@ fn bad_scale(tensor: &Tensor, i: usize, value: f32) -> NameError {
     )
 }
 
+/// An error unless a scale is a positive number and times the largest code a finite one.
+fn check_scale(tensor: &Tensor, i: usize, value: f32, largest: f32) -> Result<(), NameError> {
+    if !(value > 0.0 && value.is_finite()) {
+        return Err(bad_scale(tensor, i, value));
+    }
+    if !(value * largest).is_finite() {
+        let problem = format!(
+            "scale {i} is {value}, with which large codes are no finite numbers; fetch the file again"
+        );
+        return Err(NameError::value(tensor, problem));
+    }
+    Ok(())
+}
+
 /// Looks at every plain number or E4M3 code.
 fn check_finite(tensor: &Tensor) -> Result<(), NameError> {
     match codes::first_not_finite(tensor.dtype(), tensor.bytes()) {
@@ -235,16 +249,11 @@ pub(super) fn not_finite(tensor: &Tensor, element: usize) -> NameError {
     NameError::value(tensor, problem)
 }
 
-/// Checks a tensor of bf16, fp16 or fp32 scales.
-fn check_scales(tensor: &Tensor) -> Result<(), NameError> {
+/// Checks a tensor of bf16, fp16 or fp32 scales of codes up to `largest`.
+fn check_scales(tensor: &Tensor, largest: f32) -> Result<(), NameError> {
     let size = tensor.dtype().bitsize() / 8;
-    for i in 0..tensor.bytes().len() / size {
-        let value = codes::element(tensor, i);
-        if !(value > 0.0 && value.is_finite()) {
-            return Err(bad_scale(tensor, i, value));
-        }
-    }
-    Ok(())
+    (0..tensor.bytes().len() / size)
+        .try_for_each(|i| check_scale(tensor, i, codes::element(tensor, i), largest))
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! NVFP4 weights: E2M1 codes, an E4M3 scale per 16 of a row, one fp32 factor for the matrix.
 
 use super::{
-    bad_scale,
-    codes::{E2M1, E4M3, element, nibble},
+    bad_scale, check_scale,
+    codes::{E2M1, E4M3, E4M3_MAX, element, nibble},
 };
 use crate::model::{checkpoint::Tensor, names::NameError};
+
+/// The largest code.
+const E2M1_MAX: f32 = 6.0;
 
 /// Weights in NVFP4: `w = (code * scale) * global`. The product of code and scale is exact in bf16
 /// already; the one with the global factor is rounded once to fp32.
@@ -106,6 +109,11 @@ impl Nvfp4 {
         if !(value > 0.0 && value.is_finite() && (1.0 / value).is_finite()) {
             return Err(bad_scale(global, 0, value));
         }
+        let factor = match self.global {
+            Global::Multiplier(_) => value,
+            Global::Divisor(_) => 1.0 / value,
+        };
+        check_scale(global, 0, factor, E4M3_MAX * E2M1_MAX)?;
         // A block too small for E4M3 has the scale 0; a file full of them is a hole.
         let bad = |code: &u8| *code & 0x80 != 0 && *code != 0x80 || *code & 0x7f == 0x7f;
         if let Some(i) = self.scales().iter().position(bad) {
