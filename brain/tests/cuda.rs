@@ -57,7 +57,8 @@ fn small() -> CudaOptions {
 }
 
 fn loaded(folder: &Path) -> LoadedModel {
-    model::load(folder, &model::LoadOptions::default()).unwrap()
+    let drafter = model::drafter_of(folder);
+    model::load(folder, &model::LoadOptions { drafter }).unwrap()
 }
 
 fn card(folder: &Path, options: &CudaOptions) -> CudaExecutor {
@@ -254,6 +255,7 @@ fn bf16_models_are_near_the_processor() {
 struct Silent;
 
 impl Watch for Silent {
+    fn made(&self, _: &Path) {}
     fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
@@ -353,9 +355,7 @@ fn restarts_and_sizes_change_no_bit() {
     for name in VARIANTS {
         let folder = grown(name, factor(name));
         let mut first = card(folder.path(), &small());
-        let without = model::LoadOptions {
-            drafter: model::DrafterChoice::None,
-        };
+        let without = model::LoadOptions::default();
         let other = CudaOptions {
             max_seqs: 3,
             max_rows: 57,

@@ -16,7 +16,7 @@ use std::{
 use brain::{
     backend::{Executor as _, cpu::CpuExecutor},
     demo,
-    model::{LoadOptions, checkpoint::Checkpoint, load},
+    model::{LoadOptions, checkpoint::Checkpoint, drafter_of, load},
     quantize::{
         layout::{Format, Recipe},
         run::{Task, Watch, run},
@@ -34,6 +34,7 @@ const TOKENS: usize = 24;
 struct Silent;
 
 impl Watch for Silent {
+    fn made(&self, _: &Path) {}
     fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
@@ -112,7 +113,8 @@ fn write_twin(quantised: &Path, twin: &Path) {
 
 /// Greedy tokens and their log-probabilities.
 fn generate(dir: &Path) -> (Vec<TokenId>, Vec<f32>) {
-    let model = load(dir, &LoadOptions::default()).unwrap();
+    let drafter = drafter_of(dir);
+    let model = load(dir, &LoadOptions { drafter }).unwrap();
     let mut options = options();
     options.max_model_len = 256;
     options.max_seqs = 1;

@@ -1,6 +1,9 @@
 //! `brain quantize`: a checkpoint in four or eight bits.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::{
+    io::{IsTerminal as _, Write as _},
+    path::Path,
+};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -55,9 +58,14 @@ fn to_error(error: &QuantizeError) -> Error {
         | QuantizeError::Names { .. }
         | QuantizeError::Quantised { .. }
         | QuantizeError::NotFinite(_)
+        | QuantizeError::NoFolder(_)
+        | QuantizeError::Drafter(_)
+        | QuantizeError::Changed { .. }
         | QuantizeError::NoObject(_)
         | QuantizeError::Io { doing: "read", .. } => Error::Checkpoint(text),
         QuantizeError::Exists(_)
+        | QuantizeError::Foreign { .. }
+        | QuantizeError::DeadLink(_)
         | QuantizeError::Inside(_)
         | QuantizeError::Journal(JournalError::Other { .. } | JournalError::Busy(_)) => {
             Error::Usage(text)
@@ -94,6 +102,10 @@ impl Bar {
 }
 
 impl Watch for Bar {
+    fn made(&self, folder: &Path) {
+        self.say(&format!("made {}, which was not there", folder.display()));
+    }
+
     fn look(&self, total: u64) {
         if total > 0 {
             self.0.set_length(total);

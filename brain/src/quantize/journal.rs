@@ -13,7 +13,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{error::ErrorSum, layout::Recipe};
+use super::{
+    error::{ErrorSum, exact},
+    layout::Recipe,
+};
 
 /// The journal's name in the folder of the result.
 pub const FILE: &str = "quantize.journal";
@@ -37,6 +40,7 @@ pub struct Record {
     /// Its errors.
     pub sum: ErrorSum,
     /// Share of the looked-at blocks that lie on the grid of Q4_0.
+    #[serde(with = "exact")]
     pub grid: f64,
 }
 
@@ -57,7 +61,7 @@ pub struct Finished {
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file system.
-    #[error("{file}: {source}")]
+    #[error("{file}: {source}{}", advice(.source))]
     Io {
         /// The journal.
         file: PathBuf,
@@ -81,6 +85,20 @@ pub enum JournalError {
     /// It is damaged.
     #[error("{0} is damaged: remove the folder and begin again")]
     Damaged(PathBuf),
+}
+
+/// What to do about a disk that refuses, to stand behind what the system said.
+pub(super) fn advice(error: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+            "; make room and run the same command to go on"
+        }
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => {
+            "; give a folder that can be written"
+        }
+        _ => "",
+    }
 }
 
 /// An open journal, locked against other processes.

@@ -9,10 +9,10 @@ use serde_json::{Map, json};
 
 use super::nvfp4;
 use crate::model::{
-    audit::Audit,
+    audit::{Audit, Filled},
     checkpoint::{Dtype, Tensor},
     inventory::{Part, Storage},
-    names::text_name,
+    names::{NameError, text_name},
 };
 
 /// What weights are encoded as.
@@ -110,8 +110,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Lays out what comes of `sources`, which `audit` found sound.
-    pub fn new(sources: &[Tensor], audit: &Audit, recipe: &Recipe) -> Self {
+    /// Lays out what comes of `sources`, which `audit` found sound. An error means that a tensor
+    /// would not be encoded whole.
+    pub fn new(sources: &[Tensor], audit: &Audit, recipe: &Recipe) -> Result<Self, NameError> {
         let roles = Roles::of(audit);
         let mut units = Units {
             recipe: *recipe,
@@ -121,17 +122,17 @@ impl Layout {
             kept: BTreeSet::new(),
         };
         for (i, tensor) in sources.iter().enumerate() {
-            units.add(i, tensor, &roles);
+            units.add(i, tensor, &roles)?;
         }
         let jobs = units.units.into_iter().map(|unit| {
             let outputs = outputs(&unit, sources, recipe.format);
             Job { unit, outputs }
         });
-        Self {
+        Ok(Self {
             shards: shards(jobs, recipe.shard_size),
             encoded: units.encoded,
             kept: units.kept,
-        }
+        })
     }
 
     /// Bytes of all files.
@@ -159,17 +160,26 @@ impl Layout {
     }
 }
 
-/// What every text tensor is for, and whether its rows divide into blocks.
-struct Roles(BTreeMap<String, (Part, Role, bool)>);
+/// What the text tensors are for, by their names in the files.
+struct Roles(BTreeMap<String, Purpose>);
 
-#[derive(Clone, Copy, PartialEq)]
+/// What a tensor is for.
+struct Purpose {
+    part: Part,
+    role: Role,
+    /// Whether its rows divide into blocks.
+    whole: bool,
+}
+
+/// What a tensor holds. Modules are named as the slot is, whatever spelling the file has.
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Role {
-    /// `NAME.weight` of a matrix.
-    Matrix,
-    /// A tensor of all experts' gate and up rows.
-    GateUp,
-    /// A tensor of all experts' down projections.
-    Down,
+    /// The matrix of this module.
+    Matrix(String),
+    /// All experts' gate and up rows, of the experts of this module.
+    GateUp(String),
+    /// All experts' down projections.
+    Down(String),
     /// Nothing that can be encoded.
     Other,
 }
@@ -178,30 +188,41 @@ impl Roles {
     fn of(audit: &Audit) -> Self {
         let mut roles = BTreeMap::new();
         for filled in &audit.filled {
+            let part = filled.slot.part;
             // The experts of a layer are encoded all or not at all, as readers expect them.
             let whole = filled
                 .weights
                 .iter()
                 .all(|w| w.cols().is_multiple_of(nvfp4::BLOCK));
-            for tensor in filled.weights.iter().flat_map(|w| w.tensors()) {
-                let role = match filled.slot.storage {
-                    Storage::Matrix => Role::Matrix,
-                    Storage::Experts(_) if tensor.name().ends_with("gate_up_proj") => Role::GateUp,
-                    Storage::Experts(_) if tensor.name().ends_with("experts.down_proj") => {
-                        Role::Down
-                    }
-                    Storage::Experts(_) => Role::Matrix,
-                    Storage::Plain | Storage::Tokens => Role::Other,
-                };
-                roles.insert(tensor.name().to_owned(), (filled.slot.part, role, whole));
+            for (i, weight) in filled.weights.iter().enumerate() {
+                for tensor in weight.tensors() {
+                    let role = role(filled, i, tensor.name());
+                    let purpose = Purpose { part, role, whole };
+                    roles.insert(tensor.name().to_owned(), purpose);
+                }
             }
         }
         Self(roles)
     }
+}
 
-    fn get(&self, name: &str) -> (Part, Role, bool) {
-        let other = (Part::Norm, Role::Other, false);
-        self.0.get(name).copied().unwrap_or(other)
+/// What the tensor `name` of a slot's weight `i` holds.
+fn role(filled: &Filled, i: usize, name: &str) -> Role {
+    let inner = text_name(name).unwrap_or(name);
+    let prefix = name.strip_suffix(inner).unwrap_or_default();
+    let module = format!("{prefix}{}", filled.slot.name);
+    match filled.slot.storage {
+        Storage::Matrix => Role::Matrix(module),
+        // Of stacks every expert has a part of two tensors, else it has three of its own.
+        Storage::Experts(moe) if filled.weights.len() == 2 * moe.experts => match i % 2 {
+            0 => Role::GateUp(module),
+            _ => Role::Down(module),
+        },
+        Storage::Experts(_) => {
+            let matrix = ["gate_proj", "up_proj", "down_proj"][i % 3];
+            Role::Matrix(format!("{module}.{}.{matrix}", i / 3))
+        }
+        Storage::Plain | Storage::Tokens => Role::Other,
     }
 }
 
@@ -215,49 +236,32 @@ struct Units {
 }
 
 impl Units {
-    fn add(&mut self, source: usize, tensor: &Tensor, roles: &Roles) {
-        let (part, role, whole) = roles.get(tensor.name());
-        let module = tensor
-            .name()
-            .strip_suffix(".weight")
-            .unwrap_or(tensor.name());
-        let shape = tensor.shape();
-        let matrix = |module: String, first_row: usize, rows: usize| Matrix {
-            module,
-            source,
-            first_row,
-            rows,
-            cols: shape[shape.len() - 1],
-        };
-        if role == Role::Other || !self.encodes(part, whole) {
-            let counted = !matches!(part, Part::Embedding | Part::PerLayerTable);
-            if role != Role::Other && counted && text_name(module).is_some() {
+    fn add(&mut self, source: usize, tensor: &Tensor, roles: &Roles) -> Result<(), NameError> {
+        let purpose = roles.0.get(tensor.name());
+        let purpose = purpose.filter(|p| p.role != Role::Other);
+        let Some(purpose) = purpose.filter(|p| self.encodes(p.part, p.whole)) else {
+            let counted = |p: &Purpose| !matches!(p.part, Part::Embedding | Part::PerLayerTable);
+            if purpose.is_some_and(counted) {
+                let name = tensor.name();
+                let module = name.strip_suffix(".weight").unwrap_or(name);
                 self.kept.insert(module.to_owned());
             }
             self.units.push(Unit::Copy(source));
-            return;
+            return Ok(());
+        };
+        let matrices = matrices(source, tensor, &purpose.role);
+        let encoded: usize = matrices.iter().map(|m| m.rows * m.cols).sum();
+        if encoded != tensor.shape().iter().product::<usize>() {
+            let problem = format!(
+                "its shape {:?} is not that of what it stands for: not all of it would be encoded",
+                tensor.shape()
+            );
+            return Err(NameError::value(tensor, problem));
         }
-        match role {
-            Role::Matrix => self.encode(matrix(module.to_owned(), 0, shape[0])),
-            // `…experts.gate_up_proj` becomes `…experts.7.gate_proj` and `…experts.7.up_proj`.
-            Role::GateUp => {
-                let base = module.trim_end_matches("gate_up_proj");
-                let rows = shape[1] / 2;
-                for e in 0..shape[0] {
-                    let first = e * shape[1];
-                    self.encode(matrix(format!("{base}{e}.gate_proj"), first, rows));
-                    self.encode(matrix(format!("{base}{e}.up_proj"), first + rows, rows));
-                }
-            }
-            Role::Down => {
-                let base = module.trim_end_matches("down_proj");
-                for e in 0..shape[0] {
-                    let module = format!("{base}{e}.down_proj");
-                    self.encode(matrix(module, e * shape[1], shape[1]));
-                }
-            }
-            Role::Other => {}
+        for matrix in matrices {
+            self.encode(matrix);
         }
+        Ok(())
     }
 
     fn encodes(&self, part: Part, whole: bool) -> bool {
@@ -293,6 +297,32 @@ impl Units {
                 self.units.push(Unit::Encode(vec![matrix]));
             }
         }
+    }
+}
+
+/// The matrices that a tensor holds.
+fn matrices(source: usize, tensor: &Tensor, role: &Role) -> Vec<Matrix> {
+    let matrix = |module: String, first_row: usize, rows: usize, cols: usize| Matrix {
+        module,
+        source,
+        first_row,
+        rows,
+        cols,
+    };
+    match (role, tensor.shape()) {
+        (Role::Matrix(module), &[rows, cols]) => vec![matrix(module.clone(), 0, rows, cols)],
+        // `…experts.gate_up_proj` becomes `…experts.7.gate_proj` and `…experts.7.up_proj`.
+        (Role::GateUp(module), &[experts, both, cols]) => (0..experts)
+            .flat_map(|e| {
+                let (first, rows) = (e * both, both / 2);
+                [("gate_proj", first), ("up_proj", first + rows)]
+                    .map(|(name, first)| matrix(format!("{module}.{e}.{name}"), first, rows, cols))
+            })
+            .collect(),
+        (Role::Down(module), &[experts, rows, cols]) => (0..experts)
+            .map(|e| matrix(format!("{module}.{e}.down_proj"), e * rows, rows, cols))
+            .collect(),
+        _ => Vec::new(),
     }
 }
 

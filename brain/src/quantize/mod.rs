@@ -8,6 +8,7 @@ pub mod config;
 pub mod e4m3;
 pub mod encode;
 pub mod error;
+mod folder;
 pub mod fp8;
 pub mod grid;
 pub mod journal;

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
-    os::unix::fs::FileExt as _,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -16,6 +16,7 @@ use std::{
 use super::{
     config::{self, NoObject},
     encode::{self, NotFinite},
+    folder::{Copied, beside, check_room, claim, settle, write_small},
     journal::{self, Finished, Journal, JournalError, Opening, Record},
     layout::{Job, Layout, Output, Recipe, Shard, Unit},
     report::{self, Report},
@@ -23,24 +24,26 @@ use super::{
 };
 use crate::{
     model::{
+        LoadError, NoFolder,
         audit::{Audit, audit},
+        check_folder,
         checkpoint::{Checkpoint, CheckpointError, Tensor},
         config::{ConfigError, parse_target},
         file,
+        index::INDEX,
         inventory::Inventory,
+        load_drafter,
         names::{NameError, text_name},
-        shown::shown,
-        weight::Weight,
+        shown::{shown, shown_path},
+        weight::{Weight, codes::first_not_finite},
     },
     size::show,
 };
 
 /// Version of what is written, for unfinished work of another version.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Bytes of a tensor that are copied at a time.
 const COPY: usize = 4 << 20;
-/// Room that configuration, tokenizer and report take beside the weights.
-const BESIDE: u64 = 64 << 20;
 
 /// What is to be done.
 #[derive(Clone, Debug)]
@@ -57,6 +60,8 @@ pub struct Task {
 
 /// Hears how far it is.
 pub trait Watch: Sync {
+    /// This folder, above that of the result, was not there and was made.
+    fn made(&self, folder: &Path);
     /// Bytes of the source that are to be read, and how many of them an earlier run has read.
     fn begin(&self, total: u64, done: u64);
     /// So many more bytes were read, of the source or of what an earlier run wrote.
@@ -102,6 +107,37 @@ pub enum QuantizeError {
         /// How it is stored.
         form: String,
     },
+    /// No source.
+    #[error(transparent)]
+    NoFolder(#[from] NoFolder),
+    /// An assistant in the source that could not be served.
+    #[error(transparent)]
+    Drafter(LoadError),
+    /// The source was written to.
+    #[error(
+        "{} was changed while it was read, so that nothing of it can be used: let that end and begin \
+         again",
+        shown_path(.file)
+    )]
+    Changed {
+        /// The file.
+        file: PathBuf,
+    },
+    /// Unfinished work has something beside it.
+    #[error(
+        "{folder} holds unfinished work and {}, which is none of it: take that away or give a new \
+         folder",
+        shown(.file)
+    )]
+    Foreign {
+        /// The folder of the result.
+        folder: PathBuf,
+        /// What else is in it.
+        file: String,
+    },
+    /// A link in the place of the result.
+    #[error("{0} is a link that leads nowhere: give a new folder")]
+    DeadLink(PathBuf),
     /// The result has something else in its place.
     #[error("{0} is there already and is no unfinished work of this command: give a new folder")]
     Exists(PathBuf),
@@ -146,24 +182,30 @@ fn advice(doing: &str, error: &io::Error) -> String {
             remedy => format!("; {remedy}"),
         };
     }
-    let advice = match error.kind() {
-        io::ErrorKind::StorageFull => "; make room and run the same command to go on",
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            "; give a folder that can be written"
-        }
-        _ => "",
-    };
-    advice.to_owned()
+    journal::advice(error).to_owned()
 }
 
 /// What is done with a file of the source.
-const READ: &str = "read";
+pub(super) const READ: &str = "read";
 
-fn at<'a>(doing: &'static str, file: &'a Path) -> impl FnOnce(io::Error) -> QuantizeError + 'a {
+pub(super) fn at<'a>(
+    doing: &'static str,
+    file: &'a Path,
+) -> impl FnOnce(io::Error) -> QuantizeError + 'a {
     move |source| QuantizeError::Io {
         doing,
         file: file.to_owned(),
         source,
+    }
+}
+
+impl QuantizeError {
+    /// Whether the source is at fault, so that no run comes to an end of what was begun.
+    fn spoils(&self) -> bool {
+        matches!(
+            self,
+            Self::NotFinite(_) | Self::Changed { .. } | Self::NoObject(_)
+        )
     }
 }
 
@@ -174,14 +216,41 @@ struct Source {
     audit: Audit,
     /// First parts of the names of towers.
     towers: BTreeSet<String>,
+    /// Tensors of plain numbers that the model computes with.
+    finite: BTreeSet<String>,
+    /// What its files were when they were opened.
+    stamps: BTreeMap<PathBuf, Stamp>,
+}
+
+/// By what a file is known to be the same, and not to have been written to: length, inode, and times
+/// of its content and of itself, which no program can set back.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp(u64, u64, [i64; 4]);
+
+impl Stamp {
+    fn of(file: &Path) -> Result<Self, QuantizeError> {
+        let about = fs::metadata(file).map_err(at(READ, file))?;
+        let times = [
+            about.mtime(),
+            about.mtime_nsec(),
+            about.ctime(),
+            about.ctime_nsec(),
+        ];
+        Ok(Self(about.len(), about.ino(), times))
+    }
 }
 
 impl Source {
     fn open(dir: &Path) -> Result<Self, QuantizeError> {
+        check_folder(dir)?;
         let file = dir.join("config.json");
         let config = file::read(&file).map_err(at(READ, &file))?;
         let plan =
             parse_target(&config).map_err(|source| QuantizeError::Config { file, source })?;
+        let assistant = dir.join("assistant");
+        if file::is_there(&assistant).map_err(at(READ, &assistant))? {
+            load_drafter(&assistant, &plan).map_err(QuantizeError::Drafter)?;
+        }
         let checkpoint = Checkpoint::open(dir)?;
         let names = |source| QuantizeError::Names {
             folder: dir.to_owned(),
@@ -219,29 +288,44 @@ impl Source {
                     .join(".")
             })
             .collect();
+        let files: BTreeSet<&Path> = tensors.iter().map(Tensor::file).collect();
+        let stamp = |file: &Path| Ok((file.to_owned(), Stamp::of(file)?));
+        let stamps: Result<_, QuantizeError> = files.into_iter().map(stamp).collect();
+        let stamps = stamps?;
+        let filled = audit.filled.iter().flat_map(|f| &f.weights);
+        let finite = filled.filter_map(Weight::fallible);
+        let finite = finite.map(|t| t.name().to_owned()).collect();
         Ok(Self {
             config,
             tensors,
             audit,
             towers,
+            finite,
+            stamps,
+        })
+    }
+
+    /// An error if a file is not what it was.
+    fn unchanged(&self) -> Result<(), QuantizeError> {
+        self.stamps.iter().try_for_each(|(file, stamp)| {
+            match Stamp::of(file).is_ok_and(|now| now == *stamp) {
+                true => Ok(()),
+                false => Err(QuantizeError::Changed { file: file.clone() }),
+            }
         })
     }
 
     /// Hash of all that decides whether unfinished work is of this source.
-    fn identity(&self) -> Result<String, QuantizeError> {
+    fn identity(&self) -> String {
         let mut hash = blake3::Hasher::new();
-        let mut files = BTreeSet::new();
         hash.update(&self.config);
         for t in &self.tensors {
             hash.update(format!("{} {:?} {:?}\n", t.name(), t.dtype(), t.shape()).as_bytes());
-            files.insert(t.file());
         }
-        for file in files {
-            let about = fs::metadata(file).map_err(at(READ, file))?;
-            let changed = about.modified().map_err(at(READ, file))?;
-            hash.update(format!("{} {changed:?}\n", about.len()).as_bytes());
+        for stamp in self.stamps.values() {
+            hash.update(format!("{stamp:?}\n").as_bytes());
         }
-        Ok(hash.finalize().to_hex().to_string())
+        hash.finalize().to_hex().to_string()
     }
 
     fn bytes(&self, job: &Job) -> u64 {
@@ -262,31 +346,75 @@ impl Source {
 /// Quantises a checkpoint, or goes on with it.
 pub fn run(task: &Task, watch: &dyn Watch) -> Result<Report, QuantizeError> {
     let source = Source::open(&task.source)?;
-    let layout = Layout::new(&source.tensors, &source.audit, &task.recipe);
+    let layout = Layout::new(&source.tensors, &source.audit, &task.recipe).map_err(|fault| {
+        QuantizeError::Names {
+            folder: task.source.clone(),
+            source: fault,
+        }
+    })?;
     let target = &task.target;
-    claim(target, &task.source)?;
+    let copied = Copied::all(&task.source, target)?;
+    let claimed = claim(target, &task.source, &layout, &copied)?;
+    if let Some(above) = claimed.above() {
+        watch.made(above);
+    }
     let opening = Opening {
         version: VERSION,
         recipe: task.recipe,
-        source: source.identity()?,
+        source: source.identity(),
     };
     let (mut journal, finished) = Journal::open(target, &opening)?;
+    let begun = !finished.is_empty();
+    let made = make(
+        task,
+        &source,
+        &layout,
+        &copied,
+        (&mut journal, finished),
+        watch,
+    );
+    match &made {
+        Ok(_) => journal.remove()?,
+        // What nobody can go on with, or nothing was made of, is not left in the way of others.
+        Err(error)
+            if error.spoils() || (matches!(error, QuantizeError::NoRoom { .. }) && !begun) =>
+        {
+            journal.remove()?;
+            claimed.give_back(&layout, &copied);
+        }
+        Err(_) => {}
+    }
+    made
+}
+
+/// Makes what is not finished yet.
+fn make(
+    task: &Task,
+    source: &Source,
+    layout: &Layout,
+    copied: &[Copied],
+    (journal, finished): (&mut Journal, Vec<Finished>),
+    watch: &dyn Watch,
+) -> Result<Report, QuantizeError> {
+    let target = &task.target;
     watch.look(finished.iter().map(|f| f.bytes).sum());
-    let mut done = still_finished(&layout, finished, target, watch);
+    let mut done = still_finished(layout, finished, target, watch);
     let read = |shard: &Shard| shard.jobs.iter().map(|j| source.bytes(j)).sum::<u64>();
     let (ready, open): (Vec<&Shard>, Vec<&Shard>) = layout
         .shards
         .iter()
         .partition(|s| done.contains_key(&s.file));
     let needed: u64 = open.iter().map(|s| s.bytes).sum();
-    check_room(target, needed + BESIDE)?;
+    check_room(target, needed, copied)?;
     let total = layout.shards.iter().map(read).sum();
     watch.begin(total, ready.iter().map(|s| read(s)).sum());
     for (i, shard) in layout.shards.iter().enumerate() {
         if ready.iter().any(|r| r.file == shard.file) {
             continue;
         }
-        let finished = write_shard(shard, &source.tensors, task, watch)?;
+        source.unchanged()?;
+        let finished = write_shard(shard, source, task, watch)?;
+        source.unchanged()?;
         journal.finished(&finished)?;
         done.insert(shard.file.clone(), finished);
         watch.shard(&shard.file, i + 1, layout.shards.len());
@@ -297,9 +425,8 @@ pub fn run(task: &Task, watch: &dyn Watch) -> Result<Report, QuantizeError> {
         .filter_map(|s| done.get(&s.file))
         .flat_map(|f| f.records.clone())
         .collect();
-    let report = Report::new(&layout, task.recipe, total, &records);
-    complete(task, &source, &layout, &report)?;
-    journal.remove()?;
+    let report = Report::new(layout, task.recipe, total, &records);
+    complete(task, source, layout, copied, &report)?;
     Ok(report)
 }
 
@@ -328,64 +455,9 @@ fn still_finished(
     done
 }
 
-/// Takes the folder if it is new, empty, or has a journal.
-fn claim(target: &Path, source: &Path) -> Result<(), QuantizeError> {
-    if !target.exists() {
-        fs::create_dir_all(target).map_err(at("make", target))?;
-    }
-    let real = |path: &Path| fs::canonicalize(path).map_err(at(READ, path));
-    if real(target)?.starts_with(real(source)?) {
-        // Only a folder that was just made is taken away again.
-        let _ = fs::remove_dir(target);
-        return Err(QuantizeError::Inside(target.to_owned()));
-    }
-    if !target.is_dir() {
-        return Err(QuantizeError::Exists(target.to_owned()));
-    }
-    let mut entries = fs::read_dir(target).map_err(at(READ, target))?;
-    if entries.next().is_some() && !target.join(journal::FILE).is_file() {
-        return Err(QuantizeError::Exists(target.to_owned()));
-    }
-    Ok(())
-}
-
-fn check_room(folder: &Path, needed: u64) -> Result<(), QuantizeError> {
-    let about = rustix::fs::statvfs(folder).map_err(|e| at("measure", folder)(e.into()))?;
-    let free = about.f_bavail.saturating_mul(about.f_frsize);
-    if free < needed {
-        return Err(QuantizeError::NoRoom {
-            folder: folder.to_owned(),
-            free,
-            needed,
-        });
-    }
-    Ok(())
-}
-
-/// Where a file is written before it gets its name.
-fn beside(target: &Path, file: &str) -> PathBuf {
-    target.join(format!(".{file}.partial"))
-}
-
-/// Gives a file that is written and synced its name, for good.
-fn settle(target: &Path, file: &str, written: &File) -> Result<(), QuantizeError> {
-    let (from, to) = (beside(target, file), target.join(file));
-    written.sync_all().map_err(at("write", &to))?;
-    fs::rename(&from, &to).map_err(at("write", &to))?;
-    let folder = File::open(target).map_err(at("open", target))?;
-    folder.sync_all().map_err(at("write", target))
-}
-
-fn write_small(target: &Path, file: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
-    let path = beside(target, file);
-    let written = File::create(&path).map_err(at("write", &path))?;
-    written.write_all_at(bytes, 0).map_err(at("write", &path))?;
-    settle(target, file, &written)
-}
-
 fn write_shard(
     shard: &Shard,
-    sources: &[Tensor],
+    source: &Source,
     task: &Task,
     watch: &dyn Watch,
 ) -> Result<Finished, QuantizeError> {
@@ -403,7 +475,7 @@ fn write_shard(
             if failed.load(Ordering::Relaxed) {
                 return;
             }
-            let result = write_job(job, sources, task, (&file, &path), watch);
+            let result = write_job(job, source, task, (&file, &path), watch);
             failed.fetch_or(result.is_err(), Ordering::Relaxed);
             let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
             results.insert(i, result);
@@ -433,20 +505,22 @@ fn write_shard(
 /// What was encoded, and the hashes of the tensors that were written.
 fn write_job(
     job: &Job,
-    sources: &[Tensor],
+    source: &Source,
     task: &Task,
     (file, path): (&File, &Path),
     watch: &dyn Watch,
 ) -> Result<(Vec<Record>, Vec<blake3::Hash>), QuantizeError> {
+    let sources = &source.tensors;
     let mut sealing = Sealing::new(job);
     let mut write = |offset: u64, bytes: &[u8]| {
         sealing.wrote(offset, bytes);
         file.write_all_at(bytes, offset).map_err(at("write", path))
     };
     let records = match &job.unit {
-        Unit::Copy(source) => {
-            copy(&sources[*source], &job.outputs, &mut write, watch)?;
-            sources[*source].release();
+        Unit::Copy(i) => {
+            let finite = source.finite.contains(sources[*i].name());
+            copy(&sources[*i], finite, &job.outputs, &mut write, watch)?;
+            sources[*i].release();
             Vec::new()
         }
         Unit::Encode(matrices) => {
@@ -466,43 +540,25 @@ fn write_job(
     Ok((records, sealing.finish()))
 }
 
+/// Copies a tensor; `finite`: each of its numbers must be.
 fn copy(
     tensor: &Tensor,
+    finite: bool,
     outputs: &[Output],
     write: &mut encode::Sink<'_, QuantizeError>,
     watch: &dyn Watch,
 ) -> Result<(), QuantizeError> {
     for output in outputs {
         for (i, bytes) in tensor.bytes().chunks(COPY).enumerate() {
+            if finite && first_not_finite(tensor.dtype(), bytes).is_some() {
+                let tensor = tensor.name().to_owned();
+                return Err(NotFinite { tensor }.into());
+            }
             write(output.offset + (i * COPY) as u64, bytes)?;
             watch.advance(bytes.len() as u64);
         }
     }
     Ok(())
-}
-
-/// Files that are not copied: weights in whatever format, and what is written anew.
-fn is_copied(name: &str) -> bool {
-    const WEIGHTS: [&str; 9] = [
-        "safetensors",
-        "bin",
-        "pt",
-        "pth",
-        "gguf",
-        "onnx",
-        "msgpack",
-        "h5",
-        "incomplete",
-    ];
-    let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
-    let written = [
-        "config.json",
-        "hf_quant_config.json",
-        "model.safetensors.index.json",
-        journal::FILE,
-        report::FILE,
-    ];
-    !name.starts_with('.') && !WEIGHTS.contains(&extension) && !written.contains(&name)
 }
 
 /// Everything beside the weights. config.json comes last: without it nothing takes the folder for
@@ -511,21 +567,16 @@ fn complete(
     task: &Task,
     source: &Source,
     layout: &Layout,
+    copied: &[Copied],
     report: &Report,
 ) -> Result<(), QuantizeError> {
-    let (from, to) = (&task.source, &task.target);
-    copy_files(from, to, is_copied)?;
-    let assistant = from.join("assistant");
-    if assistant.is_dir() {
-        let to = to.join("assistant");
-        fs::create_dir_all(&to).map_err(at("make", &to))?;
-        copy_files(&assistant, &to, |name| !name.starts_with('.'))?;
-    }
+    copied.iter().try_for_each(Copied::copy)?;
+    let to = &task.target;
     let exclude = config::exclude(layout, &source.towers);
     let format = task.recipe.format;
     let json = |value: &serde_json::Value| format!("{value:#}\n").into_bytes();
     if let Some(index) = layout.index() {
-        write_small(to, "model.safetensors.index.json", &json(&index))?;
+        write_small(to, INDEX, &json(&index))?;
     }
     let quantised = config::beside(format, &exclude);
     write_small(to, "hf_quant_config.json", &json(&quantised))?;
@@ -534,19 +585,4 @@ fn complete(
     write_small(to, report::FILE, &text)?;
     let config = config::config(&source.config, format, &exclude)?;
     write_small(to, "config.json", &json(&config))
-}
-
-fn copy_files(from: &Path, to: &Path, wanted: impl Fn(&str) -> bool) -> Result<(), QuantizeError> {
-    for entry in fs::read_dir(from).map_err(at(READ, from))? {
-        let path = entry.map_err(at(READ, from))?.path();
-        let name = path
-            .file_name()
-            .and_then(|n| n.to_str())
-            .unwrap_or_default();
-        if path.is_file() && wanted(name) {
-            let target = to.join(name);
-            fs::copy(&path, &target).map_err(at("write", &target))?;
-        }
-    }
-    Ok(())
 }

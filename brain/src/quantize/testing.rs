@@ -69,6 +69,15 @@ fn patterns_are_the_shells() {
 /// Writes a checkpoint in bf16 whose sizes all divide into blocks, with experts in every layer.
 /// `value` makes weight `i` of a tensor from a normally distributed one.
 pub(crate) fn mixture(dir: &Path, value: impl Fn(usize, f32) -> f32) {
+    mixture_spelled(dir, str::to_owned, value);
+}
+
+/// The same with other names of tensors.
+pub(crate) fn mixture_spelled(
+    dir: &Path,
+    spell: impl Fn(&str) -> String,
+    value: impl Fn(usize, f32) -> f32,
+) {
     let config = json!({
         "model_type": "gemma4_text", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
@@ -105,7 +114,7 @@ pub(crate) fn mixture(dir: &Path, value: impl Fn(usize, f32) -> f32) {
         .collect();
     let views = tensors.iter().zip(&data).map(|((name, shape), data)| {
         let view = TensorView::new(Dtype::BF16, shape.clone(), data).unwrap();
-        (format!("model.language_model.{name}"), view)
+        (format!("model.language_model.{}", spell(name)), view)
     });
     std::fs::create_dir_all(dir).unwrap();
     std::fs::write(dir.join("config.json"), text).unwrap();

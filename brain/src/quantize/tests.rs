@@ -13,7 +13,7 @@ use super::{
     layout::{Format, Layout, Recipe},
     report::{self, Report},
     run::{QuantizeError, Task, Watch, run},
-    testing::{matches, mixture},
+    testing::{matches, mixture, mixture_spelled},
 };
 use crate::model::{
     LoadOptions,
@@ -32,6 +32,7 @@ const GOLDENS: [&str; 6] = ["e2b", "e4b", "12b", "26b", "31b", "all"];
 struct Silent;
 
 impl Watch for Silent {
+    fn made(&self, _: &Path) {}
     fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
@@ -112,6 +113,43 @@ fn every_variant_loads_again_with_the_error_that_is_reported() {
             assert!((error / reported - 1.0).abs() < 1e-3, "{name} {format:?}");
             let expected = if format == Format::Fp8 { 0.03 } else { 0.1 };
             assert!(report.total.relative_rms < expected, "{name} {format:?}");
+        }
+    }
+}
+
+/// What `brain` loads under another name is quantised as under the usual one.
+#[test]
+fn every_spelling_that_loads_is_encoded_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = |name: &str, spell: fn(&str) -> String, format| {
+        let source = dir.path().join(name);
+        mixture_spelled(&source, spell, |_, w| w);
+        let target = dir.path().join(format!("{name} {format:?}"));
+        run(&task(&source, &target, format), &Silent).unwrap();
+        matrices(&target)
+    };
+    let spellings: [(&str, fn(&str) -> String); 5] = [
+        ("moe", |name| name.replace(".experts.", ".moe.")),
+        ("dot", |name| {
+            name.replace("_proj", "_proj.weight")
+                .replace(".weight.weight", ".weight")
+        }),
+        ("joined", |name| match name.contains(".experts.") {
+            true => format!("{name}_weight"),
+            false => name.to_owned(),
+        }),
+        ("moe and dot", |name| match name.contains(".experts.") {
+            true => format!("{}.weight", name.replace(".experts.", ".moe.")),
+            false => name.to_owned(),
+        }),
+        ("packed", |name| {
+            name.replace("up_proj.weight", "up_proj.weight_packed")
+        }),
+    ];
+    for format in [Format::Nvfp4, Format::Fp8] {
+        let usual = made("usual", str::to_owned, format);
+        for (name, spell) in spellings {
+            assert!(made(name, spell, format) == usual, "{name} {format:?}");
         }
     }
 }
@@ -228,6 +266,7 @@ fn matrices_that_are_computed_as_one_share_a_factor() {
 struct Stop(usize);
 
 impl Watch for Stop {
+    fn made(&self, _: &Path) {}
     fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
@@ -274,6 +313,7 @@ struct Heard {
 }
 
 impl Watch for Heard {
+    fn made(&self, _: &Path) {}
     fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
@@ -398,16 +438,107 @@ fn bad_sources_and_results_are_refused_with_a_reason() {
     let message = refused(&path("own"), &path("nan"), Format::Nvfp4);
     assert!(message.contains(&name), "{message}");
     assert!(message.contains("not a finite number"), "{message}");
-    assert!(!path("nan").join("config.json").exists());
+    assert!(!path("nan").exists(), "nobody can go on with it");
 
     // Unfinished work is gone on with only as it was begun.
-    let other = task(&path("own"), &path("nan"), Format::Fp8);
+    let stopped = task(&e2b, &path("stopped"), Format::Nvfp4);
+    assert!(catch_unwind(AssertUnwindSafe(|| run(&stopped, &Stop(1)))).is_err());
+    let other = task(&e2b, &path("stopped"), Format::Fp8);
     let error = run(&other, &Silent).unwrap_err();
     let other = matches!(error, QuantizeError::Journal(JournalError::Other { .. }));
     assert!(other, "{error}");
 
     let message = refused(&e2b, Path::new("/proc/no/such/folder"), Format::Fp8);
     assert!(message.contains("cannot make"), "{message}");
+    let message = refused(&e2b.join("config.json"), &path("x"), Format::Fp8);
+    assert!(message.contains("is not a folder: give"), "{message}");
+}
+
+/// Writes over bytes of a tensor whose name ends so, in place.
+fn overwrite(file: &Path, name: &str, bytes: &[u8]) {
+    let mut content = fs::read(file).unwrap();
+    let (header, metadata) = safetensors::SafeTensors::read_metadata(&content).unwrap();
+    let mut named = metadata
+        .tensors()
+        .into_iter()
+        .filter(|(n, _)| n.ends_with(name));
+    let at = 8 + header + named.next().unwrap().1.data_offsets.0;
+    content[at..at + bytes.len()].copy_from_slice(bytes);
+    fs::write(file, content).unwrap();
+}
+
+#[test]
+fn what_is_copied_is_looked_at_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("s");
+    copy("e2b", &source);
+    let file = source.join("model.safetensors");
+    overwrite(&file, "model.norm.weight", &f32::NAN.to_le_bytes());
+    let target = dir.path().join("q");
+    let error = run(&task(&source, &target, Format::Fp8), &Silent).unwrap_err();
+    assert!(matches!(error, QuantizeError::NotFinite(_)), "{error}");
+    assert!(!target.exists());
+
+    let source = dir.path().join("drafted");
+    copy("e2b", &source);
+    let assistant = source.join("assistant");
+    fs::create_dir(&assistant).unwrap();
+    fs::write(assistant.join("model.safetensors"), "junk").unwrap();
+    fs::copy(
+        golden("e2b/assistant/config.json"),
+        assistant.join("config.json"),
+    )
+    .unwrap();
+    let error = run(&task(&source, &target, Format::Fp8), &Silent).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("assistant/model.safetensors is damaged"),
+        "{error}"
+    );
+    assert!(!target.exists());
+}
+
+/// Writes to the source once a file of the result is done.
+struct Meddler(PathBuf);
+
+impl Watch for Meddler {
+    fn made(&self, _: &Path) {}
+    fn look(&self, _: u64) {}
+    fn begin(&self, _: u64, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn again(&self, _: &str) {}
+    fn shard(&self, _: &str, number: usize, _: usize) {
+        if number == 1 {
+            let about = fs::metadata(&self.0).unwrap();
+            overwrite(&self.0, "layers.0.layer_scalar", &0.5f32.to_le_bytes());
+            // As if nothing had been: the time is set back.
+            let file = fs::File::options().write(true).open(&self.0).unwrap();
+            file.set_modified(about.modified().unwrap()).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_source_that_is_written_to_is_noticed_and_nothing_of_it_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, target) = (dir.path().join("s"), dir.path().join("q"));
+    copy("all", &source);
+    let file = source.join("model.safetensors");
+    let task = task(&source, &target, Format::Nvfp4);
+    let error = run(&task, &Meddler(file.clone())).unwrap_err();
+    assert!(matches!(error, QuantizeError::Changed { .. }), "{error}");
+    assert!(!target.exists());
+
+    // Between two runs, too.
+    assert!(catch_unwind(AssertUnwindSafe(|| run(&task, &Stop(1)))).is_err());
+    let modified = fs::metadata(&file).unwrap().modified().unwrap();
+    overwrite(&file, "layers.0.layer_scalar", &0.25f32.to_le_bytes());
+    let opened = fs::File::options().write(true).open(&file).unwrap();
+    opened.set_modified(modified).unwrap();
+    let error = run(&task, &Silent).unwrap_err();
+    let other = matches!(error, QuantizeError::Journal(JournalError::Other { .. }));
+    assert!(other, "{error}");
 }
 
 #[test]
@@ -446,7 +577,7 @@ fn everything_that_could_be_encoded_is_counted() {
             attention: true,
             shard_size: 1 << 30,
         };
-        let layout = Layout::new(&sources, &audit, &recipe);
+        let layout = Layout::new(&sources, &audit, &recipe).unwrap();
         let names: Vec<&str> = layout
             .shards
             .iter()
