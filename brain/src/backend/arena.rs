@@ -9,6 +9,7 @@ use super::{Limits, ops::Rows};
 use crate::{
     model::plan::Kind,
     sched::{
+        MOST_CHECKED,
         mask::Mask,
         types::{BlockTables, Emitted, SampleStep, SamplingParams, SeqStep, Step, TokenId},
     },
@@ -303,7 +304,7 @@ fn check(s: &SeqStep, limits: &Limits) -> Result<(), String> {
         ));
     }
     if let Some(sample) = &s.sample {
-        if sample.drafts >= s.tokens.len() || sample.drafts > limits.max_drafts.max(8) {
+        if sample.drafts >= s.tokens.len() || sample.drafts > limits.max_drafts.max(MOST_CHECKED) {
             return Err(format!(
                 "{} drafts in {} rows",
                 sample.drafts,

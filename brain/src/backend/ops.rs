@@ -1,8 +1,8 @@
 //! The model's seam to a device: about twenty fused operations, dispatched statically.
 //!
 //! Rules every implementation keeps, so that recording a graph is running the same Rust once:
-//! an operation allocates nothing, waits for nothing and reads nothing back; buffers are made
-//! before the first step; what changes from step to step (tokens, positions, block tables,
+//! an operation allocates nothing but what it hands out (tokens, log-probabilities), waits for
+//! nothing and reads nothing back; buffers are made before the first step; what changes from step to step (tokens, positions, block tables,
 //! lengths, sampling parameters) lies in the implementation's step arena; the scalars passed here
 //! are constants of the model or depend on the number of rows alone.
 //!

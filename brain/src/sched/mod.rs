@@ -19,6 +19,7 @@ pub mod pace;
 pub mod philox;
 pub mod pins;
 mod plan;
+pub(crate) use plan::MOST_CHECKED;
 pub mod prefix;
 pub mod request;
 pub mod sampling;

@@ -20,7 +20,7 @@ use super::{
 /// length makes nobody wait longer for the next token.
 const LONGEST_STEP: f64 = 2.2;
 /// Drafts of a round, whoever makes them: more than any drafter makes, no executor checks.
-const MOST_CHECKED: usize = 8;
+pub(crate) const MOST_CHECKED: usize = 8;
 
 /// Rows a sequence gets in the step being planned.
 struct Pick {

@@ -233,29 +233,12 @@ impl Piece<'_> {
             *input = F::inputs(&job.q.row(q.row)[q.column..q.column + dim], words);
         }
         let scores = &mut room.scores[..count * length];
+        let formed = F::keys(&mut room.keys_bf16, &mut room.keys_f32);
         for number in (first..last).step_by(TILES) {
-            let together = TILES.min(last - number);
+            let pages = number..last.min(number + TILES);
             let scores = &mut scores[(number - first) * BLOCK..];
             let inputs = &inputs[..count];
-            let Some(maker) = &job.cache.key_maker else {
-                let mut pages = [std::ptr::null(); TILES];
-                for (i, page) in pages.iter_mut().enumerate().take(together) {
-                    let (k, _) = tiles(number + i);
-                    *page = data[k..k + dim * BLOCK].as_ptr();
-                }
-                score::<V, F>(inputs, &pages[..together], dim, scores, length);
-                continue;
-            };
-            let mut pages = [std::ptr::null(); TILES];
-            let formed = F::keys(&mut room.keys_bf16, &mut room.keys_f32);
-            for (i, page) in pages.iter_mut().enumerate().take(together) {
-                let (_, v) = tiles(number + i);
-                let key = &mut formed[i * dim * BLOCK..(i + 1) * dim * BLOCK];
-                let values = &data[v..v + BLOCK * value_width(dim)];
-                form_keys(values, dim, (number + i) * BLOCK, maker, job.round, key);
-                *page = key.as_ptr();
-            }
-            score::<V, F::Formed>(inputs, &pages[..together], dim, scores, length);
+            score_pages::<V, F>(job, data, &tiles, pages, inputs, formed, scores, length);
         }
         let scale = job.cache.score_scale();
         if scale != 1.0 {
@@ -285,6 +268,40 @@ impl Piece<'_> {
         };
         mix.run::<V>(&page);
     }
+}
+
+/// Scores of up to [`TILES`] pages, whose keys are stored, or are formed first, in `formed`.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "a part of a kernel")]
+fn score_pages<V: Lanes, F: Stored>(
+    job: &Job<'_>,
+    data: &[F],
+    tiles: &impl Fn(usize) -> (usize, usize),
+    numbers: std::ops::Range<usize>,
+    inputs: &[&[F::Input]],
+    formed: &mut [F::Formed],
+    scores: &mut [f32],
+    length: usize,
+) {
+    let dim = job.cache.shape.head_dim;
+    let count = numbers.len();
+    let Some(maker) = &job.cache.key_maker else {
+        let mut pages = [std::ptr::null(); TILES];
+        for (page, number) in pages.iter_mut().zip(numbers) {
+            let (k, _) = tiles(number);
+            *page = data[k..k + dim * BLOCK].as_ptr();
+        }
+        return score::<V, F>(inputs, &pages[..count], dim, scores, length);
+    };
+    let mut pages = [std::ptr::null(); TILES];
+    for (i, (page, number)) in pages.iter_mut().zip(numbers).enumerate() {
+        let (_, v) = tiles(number);
+        let key = &mut formed[i * dim * BLOCK..(i + 1) * dim * BLOCK];
+        let values = &data[v..v + BLOCK * value_width(dim)];
+        form_keys(values, dim, number * BLOCK, maker, job.round, key);
+        *page = key.as_ptr();
+    }
+    score::<V, F::Formed>(inputs, &pages[..count], dim, scores, length);
 }
 
 /// Keys of a page from its values: `turn(weight * value)`, as a key tile.

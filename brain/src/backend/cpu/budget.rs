@@ -1,12 +1,12 @@
 //! What fits: sizes from options, pages from a budget of bytes, a budget from free memory.
 
-use super::{CpuError, CpuOptions, MAX_DRAFTS, kv};
+use super::{CpuError, CpuOptions, MAX_DRAFTS, kv, rope::RopeTable};
 use crate::{
     backend::Limits,
     model::{
         LoadedModel,
         kv_dtype::KvDtype,
-        plan::{Kind, Plan},
+        plan::{Kind, Plan, Rope},
     },
 };
 
@@ -52,8 +52,9 @@ pub fn auto_kv_memory(
 ) -> Result<usize, CpuError> {
     let kv = super::kv_dtype(model, options)?;
     let need = Need::new(&model.plan, options, kv)?;
-    let weights = weight_bytes(model);
-    let share = usize::try_from(free.saturating_sub(weights) / 2).unwrap_or(usize::MAX);
+    let (weights, tables) = (weight_bytes(model), rope_bytes(model, need.length));
+    let left = free.saturating_sub(weights.saturating_add(tables));
+    let share = usize::try_from(left / 2).unwrap_or(usize::MAX);
     let wanted = need.wanted();
     if share >= need.least() {
         return Ok(wanted.min(share).max(need.least()));
@@ -67,12 +68,13 @@ pub fn auto_kv_memory(
         option: "kv-cache-memory",
         problem: format!(
             "auto: one sequence of {} tokens takes {}, and half of what is free beside the weights \
-             is {} ({} free, weights {}): {remedy}; or give a size",
+             is {} ({} free, weights {}, tables of rotary embeddings {}): {remedy}; or give a size",
             need.length,
             mib(need.least() as u64),
             mib(share as u64),
             mib(free),
             mib(weights),
+            mib(tables),
         ),
     })
 }
@@ -82,6 +84,25 @@ fn weight_bytes(model: &LoadedModel) -> u64 {
     let draft = model.drafter.iter().flat_map(|d| d.weights.all());
     let all = model.weights.all().into_iter().chain(draft);
     all.map(|w| w.stored_bytes() as u64).sum()
+}
+
+/// Bytes of the tables of rotary embeddings for sequences of this length, each table once.
+fn rope_bytes(model: &LoadedModel, length: usize) -> u64 {
+    let draft = model.drafter.iter().map(|d| &d.plan.text);
+    let mut tables: Vec<(&Rope, usize)> = Vec::new();
+    for plan in std::iter::once(&model.plan).chain(draft) {
+        for kind in [Kind::Sliding, Kind::Full] {
+            let table = plan.head_dim(kind).map(|dim| (plan.rope(kind), dim));
+            tables.extend(table.filter(|table| !tables.contains(table)));
+        }
+    }
+    let bytes = |(rope, dim)| RopeTable::bytes(rope, dim, positions(length));
+    tables.into_iter().map(bytes).sum()
+}
+
+/// Positions of sequences of this length: a draft's row stands one behind the last.
+pub(super) fn positions(length: usize) -> usize {
+    length + 1
 }
 
 fn mib(bytes: u64) -> String {
@@ -189,12 +210,13 @@ impl Need {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{LoadOptions, load};
+    use crate::model::{LoadOptions, drafter_of, load};
 
     fn golden(name: &str) -> LoadedModel {
         let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/");
         let dir = std::path::Path::new(dir).join(name);
-        load(&dir, &LoadOptions::default()).unwrap()
+        let drafter = drafter_of(&dir);
+        load(&dir, &LoadOptions { drafter }).unwrap()
     }
 
     fn options() -> CpuOptions {
@@ -202,6 +224,27 @@ mod tests {
             threads: 1,
             ..CpuOptions::default()
         }
+    }
+
+    /// Bytes that are taken whatever sequences run.
+    fn beside(model: &LoadedModel, need: &Need) -> u64 {
+        weight_bytes(model) + rope_bytes(model, need.length)
+    }
+
+    #[test]
+    fn tables_of_rotary_embeddings_count_each_once() {
+        let model = golden("31b");
+        let length = model.plan.max_positions;
+        let plan = &model.plan;
+        let table = |kind| {
+            let dim = plan.head_dim(kind).unwrap();
+            RopeTable::bytes(plan.rope(kind), dim, length + 1)
+        };
+        // Its drafter turns as it does.
+        assert!(model.drafter.is_some());
+        let both = table(Kind::Sliding) + table(Kind::Full);
+        assert_eq!(rope_bytes(&model, length), both);
+        assert!(both > 0);
     }
 
     #[test]
@@ -229,11 +272,9 @@ mod tests {
         )
         .unwrap();
         assert!(limits.full_blocks >= limits.max_model_len.div_ceil(limits.full_block_size));
-        let weights = weight_bytes(&model);
-        let least = Need::new(&model.plan, &options(), KvDtype::F32)
-            .unwrap()
-            .least();
-        let tight = auto_kv_memory(&model, &options(), weights + 2 * least as u64 + 1000).unwrap();
+        let need = Need::new(&model.plan, &options(), KvDtype::F32).unwrap();
+        let (least, beside) = (need.least(), beside(&model, &need));
+        let tight = auto_kv_memory(&model, &options(), beside + 2 * least as u64 + 1000).unwrap();
         assert_eq!(tight, least + 500);
     }
 
@@ -241,7 +282,7 @@ mod tests {
     fn too_little_memory_is_refused_with_a_length_that_fits() {
         let model = golden("31b");
         let need = Need::new(&model.plan, &options(), KvDtype::F32).unwrap();
-        let free = weight_bytes(&model) + 2 * need.least() as u64 - 2;
+        let free = beside(&model, &need) + 2 * need.least() as u64 - 2;
         let message = auto_kv_memory(&model, &options(), free)
             .unwrap_err()
             .to_string();

@@ -8,7 +8,10 @@ use super::{
     rope::RopeTable,
     simd::{Kernel, Lanes},
 };
-use crate::sched::math::{gelu, round_bf16, tanh};
+use crate::{
+    model::config::MAX_HEAD,
+    sched::math::{gelu, round_bf16, tanh},
+};
 
 /// A norm's weights.
 pub(super) struct Norm {
@@ -164,7 +167,7 @@ impl Kernel for LayerInputRow<'_> {
     fn run<V: Lanes>(self) {
         let round = self.round;
         let width = self.norm.weight.len();
-        let mut scaled = [0.0; 1024];
+        let mut scaled = [0.0; MAX_HEAD];
         let scaled = &mut scaled[..width];
         for (out, context) in self
             .out

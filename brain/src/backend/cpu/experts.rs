@@ -32,6 +32,8 @@ pub(super) struct Experts {
     scores: Buf,
     /// Rows of each expert, with their weights.
     chosen: Vec<Vec<(usize, f32)>>,
+    /// Experts of one row with their shares, the best first.
+    order: Vec<(f32, usize)>,
     gathered: Buf,
     wide: Buf,
     activated: Buf,
@@ -66,7 +68,8 @@ impl Experts {
             down,
             router_input: Buf::new(rows, hidden),
             scores: Buf::new(rows, moe.experts),
-            chosen: vec![Vec::new(); moe.experts],
+            chosen: (0..moe.experts).map(|_| Vec::with_capacity(rows)).collect(),
+            order: Vec::with_capacity(moe.experts),
             gathered: Buf::new(rows, hidden),
             wide: Buf::new(rows, 2 * moe.intermediate),
             activated: Buf::new(rows, moe.intermediate),
@@ -91,43 +94,8 @@ impl Experts {
             out.row_mut(i)[..hidden].fill(0.0);
         }
         for expert in 0..self.moe.experts {
-            let chosen = &self.chosen[expert];
-            for (place, (row, _)) in chosen.iter().enumerate() {
-                self.gathered.row_mut(place)[..hidden].copy_from_slice(&y.row(*row)[..hidden]);
-            }
-            let count = chosen.len();
-            product(
-                pool,
-                mode,
-                count,
-                &self.gathered,
-                &self.gate_up[expert],
-                &mut self.arranged,
-                &mut self.wide,
-            );
-            for i in 0..count {
-                let (gate, up) = self.wide.row(i).split_at(self.moe.intermediate);
-                let out = self.activated.row_mut(i);
-                dispatch(
-                    mode.level,
-                    GatedRow {
-                        gate,
-                        up,
-                        round: mode.round,
-                        out,
-                    },
-                );
-            }
-            product(
-                pool,
-                mode,
-                count,
-                &self.activated,
-                &self.down[expert],
-                &mut self.arranged,
-                &mut self.result,
-            );
-            for (place, (row, weight)) in chosen.iter().enumerate() {
+            self.compute(pool, mode, expert, y);
+            for (place, (row, weight)) in self.chosen[expert].iter().enumerate() {
                 let sum = out.row_mut(*row).iter_mut();
                 for (sum, r) in sum.zip(&self.result.row(place)[..hidden]) {
                     *sum += weight * r;
@@ -141,6 +109,44 @@ impl Experts {
                     .for_each(|x| *x = round_bf16(*x));
             }
         }
+    }
+
+    /// One expert of the rows that chose it, in their order, into `result`.
+    fn compute(&mut self, pool: &Pool, mode: Mode, expert: usize, y: &Buf) {
+        let hidden = self.router_scale.len();
+        let chosen = &self.chosen[expert];
+        for (place, (row, _)) in chosen.iter().enumerate() {
+            self.gathered.row_mut(place)[..hidden].copy_from_slice(&y.row(*row)[..hidden]);
+        }
+        let count = chosen.len();
+        product(
+            pool,
+            mode,
+            count,
+            &self.gathered,
+            &self.gate_up[expert],
+            &mut self.arranged,
+            &mut self.wide,
+        );
+        for i in 0..count {
+            let (gate, up) = self.wide.row(i).split_at(self.moe.intermediate);
+            let kernel = GatedRow {
+                gate,
+                up,
+                round: mode.round,
+                out: self.activated.row_mut(i),
+            };
+            dispatch(mode.level, kernel);
+        }
+        product(
+            pool,
+            mode,
+            count,
+            &self.activated,
+            &self.down[expert],
+            &mut self.arranged,
+            &mut self.result,
+        );
     }
 
     /// Softmax over all experts in fp32, the best `top_k` of it scaled to sum 1, times each
@@ -180,15 +186,15 @@ impl Experts {
             let scores = self.scores.row(i);
             let most = scores.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
             // The common denominator of the softmax cancels when the chosen are scaled to sum 1.
-            let mut order: Vec<(f32, usize)> = scores
-                .iter()
-                .enumerate()
-                .map(|(e, s)| (exp(s - most), e))
-                .collect();
-            order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-            order.truncate(self.moe.top_k);
-            let total: f32 = order.iter().map(|(s, _)| s).sum();
-            for (share, expert) in order {
+            let shares = scores.iter().enumerate();
+            self.order.clear();
+            self.order.extend(shares.map(|(e, s)| (exp(s - most), e)));
+            // No two are equal, so that one order is right; a stable sort would allocate.
+            self.order
+                .sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            self.order.truncate(self.moe.top_k);
+            let total: f32 = self.order.iter().map(|(s, _)| s).sum();
+            for &(share, expert) in &self.order {
                 let weight = share / total * self.expert_scale[expert];
                 self.chosen[expert].push((i, weight));
             }

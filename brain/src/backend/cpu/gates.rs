@@ -3,7 +3,7 @@
 use super::{
     elementwise::{GateRow, GatedRow, Norm, SumNormsRow},
     memory::Buf,
-    ops::{CpuOps, SharedRows},
+    ops::CpuOps,
     simd::dispatch,
 };
 use crate::backend::ops::Rows;
@@ -11,10 +11,10 @@ use crate::backend::ops::Rows;
 impl CpuOps {
     /// `out = gelu(gate) * up` of columns `[gate | up]`, `width` each.
     pub(super) fn gated_act(&mut self, rows: Rows, gate_up: &Buf, width: usize, out: &mut Buf) {
-        let (mode, out) = (self.mode, SharedRows::new(out));
-        self.each(self.count(rows), 8 * width, |i| {
+        let mode = self.mode;
+        self.each_row(self.count(rows), 8 * width, [out], |i, [out]| {
             let (gate, up) = gate_up.row(i)[..2 * width].split_at(width);
-            let out = &mut out.row(i)[..width];
+            let out = &mut out[..width];
             dispatch(
                 mode.level,
                 GatedRow {
@@ -36,9 +36,9 @@ impl CpuOps {
         layer: usize,
         width: usize,
     ) {
-        let (mode, gate) = (self.mode, SharedRows::new(gate));
-        self.each(self.count(rows), 8 * width, |i| {
-            let gate = &mut gate.row(i)[..width];
+        let mode = self.mode;
+        self.each_row(self.count(rows), 8 * width, [gate], |i, [gate]| {
+            let gate = &mut gate[..width];
             let input = &inputs.row(i)[layer * width..(layer + 1) * width];
             dispatch(
                 mode.level,
@@ -61,9 +61,9 @@ impl CpuOps {
         norm_b: &Norm,
     ) {
         let width = norm_a.weight.len();
-        let (mode, a) = (self.mode, SharedRows::new(a));
-        self.each(self.count(rows), 2 * width, |i| {
-            let (a, b) = (&mut a.row(i)[..width], &b.row(i)[..width]);
+        let mode = self.mode;
+        self.each_row(self.count(rows), 2 * width, [a], |i, [a]| {
+            let (a, b) = (&mut a[..width], &b.row(i)[..width]);
             dispatch(
                 mode.level,
                 SumNormsRow {

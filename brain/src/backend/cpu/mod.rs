@@ -32,7 +32,7 @@ mod tile;
 pub use budget::auto_kv_memory;
 pub use simd::Level;
 
-use budget::limits;
+use budget::{limits, positions};
 
 use super::{ExecError, Executor, Limits, Lost, arena::Arena, ops::Rows};
 use crate::{
@@ -141,8 +141,7 @@ impl CpuExecutor {
             rows: limits.max_rows,
             out_rows: limits.max_rows.min(limits.max_seqs * (MAX_DRAFTS + 1)),
             seqs: limits.max_seqs,
-            // A draft row stands one position behind the last.
-            positions: limits.max_model_len + 1,
+            positions: positions(limits.max_model_len),
             full_blocks: limits.full_blocks,
             sliding_blocks: limits.sliding_blocks,
             window: limits.window,

@@ -114,8 +114,33 @@ impl CpuOps {
         self.arena.set(rows).rows.len()
     }
 
-    /// Calls `f` for every row, on several threads if rows are many or wide.
-    pub(super) fn each(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
+    /// Calls `f` with each of the first `rows` rows of the buffers, on several threads if rows are
+    /// many or wide: `width` numbers or as much work.
+    pub(super) fn each_row<const N: usize>(
+        &self,
+        rows: usize,
+        width: usize,
+        buffers: [&mut Buf; N],
+        f: impl Fn(usize, [&mut [f32]; N]) + Sync,
+    ) {
+        let places = buffers.map(|buffer| {
+            let (stride, width) = (buffer.stride(), buffer.width());
+            let data = buffer.data_mut();
+            assert!(rows * stride <= data.len(), "a step of more rows than fit");
+            (Shards::new(data), stride, width)
+        });
+        self.each(rows, width, |i| {
+            let row = places.each_ref().map(|(data, stride, width)| {
+                // SAFETY: the row is in its buffer, which is borrowed for the whole call, and `each`
+                // calls with every number once.
+                unsafe { data.slice(i * stride, *width) }
+            });
+            f(i, row);
+        });
+    }
+
+    /// Calls `f` with every number below `rows` once.
+    fn each(&self, rows: usize, width: usize, f: impl Fn(usize) + Sync) {
         let threads = self.pool.threads();
         if threads == 1 || rows < 2 || rows * width <= SMALL {
             (0..rows).for_each(f);
@@ -126,34 +151,6 @@ impl CpuOps {
             let start = chunk * per_chunk;
             (start..rows.min(start + per_chunk)).for_each(&f);
         });
-    }
-}
-
-/// Row `i` of a buffer that several threads write.
-pub(super) struct SharedRows {
-    data: Shards<f32>,
-    stride: usize,
-    width: usize,
-}
-
-impl SharedRows {
-    pub(super) fn new(buf: &mut Buf) -> Self {
-        let (stride, width) = (buf.stride(), buf.width());
-        Self {
-            data: Shards::new(buf.data_mut()),
-            stride,
-            width,
-        }
-    }
-
-    #[allow(
-        clippy::mut_from_ref,
-        reason = "rows are disjoint, each used by one caller"
-    )]
-    pub(super) fn row(&self, i: usize) -> &mut [f32] {
-        // SAFETY: callers pass row numbers of the step, which the buffer was made for, and each
-        // number is handled by one call of the closure given to `each`.
-        unsafe { self.data.slice(i * self.stride, self.width) }
     }
 }
 
@@ -209,7 +206,8 @@ impl Ops for CpuOps {
         {
             return table.clone();
         }
-        let table = Arc::new(RopeTable::new(rope, head_dim, self.sizes.positions));
+        let (positions, threads) = (self.sizes.positions, self.pool.threads());
+        let table = Arc::new(RopeTable::new(rope, head_dim, positions, threads));
         self.ropes.push((*rope, head_dim, table.clone()));
         table
     }
@@ -257,9 +255,9 @@ impl Ops for CpuOps {
 
     fn embed(&mut self, rows: Rows, table: &Weight, scale: f32, out: &mut Buf) {
         let set = self.arena.set(rows);
-        let (mode, out) = (self.mode, SharedRows::new(out));
-        self.each(set.rows.len(), out.width, |i| {
-            let out = &mut out.row(i)[..table.cols()];
+        let (mode, width) = (self.mode, out.width());
+        self.each_row(set.rows.len(), width, [out], |i, [out]| {
+            let out = &mut out[..table.cols()];
             table.read_row(set.rows[i].token as usize, out);
             dispatch(
                 mode.level,
@@ -283,9 +281,9 @@ impl Ops for CpuOps {
         out: &mut Buf,
     ) {
         let set = self.arena.set(rows);
-        let (mode, out) = (self.mode, SharedRows::new(out));
-        self.each(set.rows.len(), out.width, |i| {
-            let out = &mut out.row(i)[..table.cols()];
+        let (mode, width) = (self.mode, out.width());
+        self.each_row(set.rows.len(), width, [out], |i, [out]| {
+            let out = &mut out[..table.cols()];
             table.read_row(set.rows[i].token as usize, out);
             let kernel = LayerInputRow {
                 context: context.row(i),
@@ -300,10 +298,9 @@ impl Ops for CpuOps {
     }
 
     fn norm(&mut self, rows: Rows, x: &Buf, norm: &Norm, out: &mut Buf) {
-        let (mode, out) = (self.mode, SharedRows::new(out));
-        let width = norm.weight.len();
-        self.each(self.count(rows), width, |i| {
-            let (x, out) = (&x.row(i)[..width], &mut out.row(i)[..width]);
+        let (mode, width) = (self.mode, norm.weight.len());
+        self.each_row(self.count(rows), width, [out], |i, [out]| {
+            let (x, out) = (&x.row(i)[..width], &mut out[..width]);
             dispatch(
                 mode.level,
                 NormRow {
@@ -327,16 +324,16 @@ impl Ops for CpuOps {
         out: &mut Buf,
     ) {
         let width = post.weight.len();
-        let (mode, x, out) = (self.mode, SharedRows::new(x), SharedRows::new(out));
-        self.each(self.count(rows), 2 * width, |i| {
+        let mode = self.mode;
+        self.each_row(self.count(rows), 2 * width, [x, out], |i, [x, out]| {
             let kernel = AddNormRow {
-                x: &mut x.row(i)[..width],
+                x: &mut x[..width],
                 branch: &branch.row(i)[..width],
                 post,
                 scale,
                 next,
                 round: mode.round,
-                out: &mut out.row(i)[..width],
+                out: &mut out[..width],
             };
             dispatch(mode.level, kernel);
         });
@@ -365,9 +362,9 @@ impl Ops for CpuOps {
     ) {
         let set = self.arena.set(rows);
         let width = shape.heads * shape.head_dim;
-        let (mode, q) = (self.mode, SharedRows::new(q));
-        self.each(set.rows.len(), width, |i| {
-            let (heads, position) = (&mut q.row(i)[..width], set.rows[i].position);
+        let mode = self.mode;
+        self.each_row(set.rows.len(), width, [q], |i, [q]| {
+            let (heads, position) = (&mut q[..width], set.rows[i].position);
             let round = mode.round;
             dispatch(
                 mode.level,
@@ -395,11 +392,11 @@ impl Ops for CpuOps {
         self.query(rows, shape, qkv, q_norm, rope);
         let q_width = shape.heads * shape.head_dim;
         let writer = self.caches[cache.0].writer();
-        let (set, mode, qkv) = (self.arena.set(rows), self.mode, SharedRows::new(qkv));
-        self.each(set.rows.len(), 2 * q_width, |i| {
+        let (set, mode) = (self.arena.set(rows), self.mode);
+        self.each_row(set.rows.len(), 2 * q_width, [qkv], |i, [qkv]| {
             let row = &set.rows[i];
             let kernel = StoreRow {
-                keys_and_values: &mut qkv.row(i)[q_width..],
+                keys_and_values: &mut qkv[q_width..],
                 norm: k_norm,
                 rope,
                 position: row.position,
@@ -526,9 +523,9 @@ impl Ops for CpuOps {
             out,
         );
         if let Some(cap) = softcap {
-            let (level, out) = (self.mode.level, SharedRows::new(out));
-            self.each(self.count(rows), 8 * matrix.outputs(), |i| {
-                let out = &mut out.row(i)[..matrix.outputs()];
+            let (level, width) = (self.mode.level, matrix.outputs());
+            self.each_row(count, 8 * width, [out], |_, [out]| {
+                let out = &mut out[..width];
                 dispatch(level, CapRow { cap, out });
             });
         }

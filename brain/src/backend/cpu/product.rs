@@ -66,16 +66,13 @@ pub(super) fn product(
         matrix.parts().iter().for_each(|part| share.whole(part));
         return;
     }
-    let cuts: Vec<Cut> = matrix
-        .parts()
-        .iter()
-        .map(|part| Cut::new(part, rows, pool.threads()))
-        .collect();
-    let chunks = cuts.iter().map(Cut::chunks).sum();
+    let cut = |part| Cut::new(part, rows, pool.threads());
+    let chunks = matrix.parts().iter().map(|part| cut(part).chunks()).sum();
     pool.run(chunks, &|mut chunk, _| {
-        for (part, cut) in matrix.parts().iter().zip(&cuts) {
+        for part in matrix.parts() {
+            let cut = cut(part);
             if chunk < cut.chunks() {
-                return share.chunk(part, cut, chunk);
+                return share.chunk(part, &cut, chunk);
             }
             chunk -= cut.chunks();
         }

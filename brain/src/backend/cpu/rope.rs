@@ -1,5 +1,7 @@
 //! Rotary embeddings: sines and cosines by position, computed once in fp64.
 //!
+//! Positions are shared among threads: a row of the table depends on its position alone.
+//!
 //! The angle is the fp32 product of position and frequency, as the model was trained with; its
 //! sine and cosine come from series of our own, so that every machine has the same table.
 
@@ -14,7 +16,13 @@ pub(in crate::backend) struct RopeTable {
 }
 
 impl RopeTable {
-    pub(in crate::backend) fn new(rope: &Rope, head_dim: usize, positions: usize) -> Self {
+    /// Computed by up to `threads` threads.
+    pub(in crate::backend) fn new(
+        rope: &Rope,
+        head_dim: usize,
+        positions: usize,
+        threads: usize,
+    ) -> Self {
         let half = head_dim / 2;
         let pairs = Self::pairs_of(rope, head_dim);
         let frequencies: Vec<f32> = (0..pairs)
@@ -23,14 +31,28 @@ impl RopeTable {
                 (exp(-power * ln(rope.theta)) / rope.factor) as f32
             })
             .collect();
-        let mut turns = Vec::with_capacity(positions * pairs);
-        for position in 0..positions {
-            for f in &frequencies {
-                let (sin, cos) = sin_cos(f64::from(position as f32 * f));
-                turns.push((cos as f32, sin as f32));
-            }
+        let mut turns = vec![(0.0, 0.0); positions * pairs];
+        let threads = threads.min(positions / WORTH_A_THREAD).max(1);
+        let share = positions.div_ceil(threads).max(1);
+        // A model whose pairs all stay has no table.
+        let parts = turns.chunks_mut((share * pairs).max(1)).enumerate();
+        let frequencies = &frequencies;
+        if threads == 1 {
+            parts.for_each(|(i, part)| fill(part, i * share, frequencies));
+        } else {
+            std::thread::scope(|scope| {
+                for (i, part) in parts {
+                    scope.spawn(move || fill(part, i * share, frequencies));
+                }
+            });
         }
         Self { half, pairs, turns }
+    }
+
+    /// What a table takes in memory.
+    pub(super) fn bytes(rope: &Rope, head_dim: usize, positions: usize) -> u64 {
+        let turns = positions as u64 * Self::pairs_of(rope, head_dim) as u64;
+        turns.saturating_mul(size_of::<(f32, f32)>() as u64)
     }
 
     /// Pairs of a head that turn.
@@ -50,6 +72,20 @@ impl RopeTable {
         let (low, high) = head.split_at_mut(self.half);
         for ((a, b), (cos, sin)) in low.iter_mut().zip(high.iter_mut()).zip(turns) {
             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+/// Positions below which a thread is not worth starting.
+const WORTH_A_THREAD: usize = 1024;
+
+/// Cosines and sines of the positions from `first` on.
+fn fill(turns: &mut [(f32, f32)], first: usize, frequencies: &[f32]) {
+    let rows = turns.chunks_exact_mut(frequencies.len().max(1));
+    for (position, row) in (first..).zip(rows) {
+        for (turn, f) in row.iter_mut().zip(frequencies) {
+            let (sin, cos) = sin_cos(f64::from(position as f32 * f));
+            *turn = (cos as f32, sin as f32);
         }
     }
 }
@@ -134,13 +170,39 @@ mod tests {
     }
 
     #[test]
+    fn threads_change_no_bit_of_a_table() {
+        let rope = Rope {
+            theta: 10_000.0,
+            partial: 0.5,
+            factor: 1.0,
+        };
+        let positions = 4 * WORTH_A_THREAD + 13;
+        let bits = |threads: usize| -> Vec<[u32; 2]> {
+            let table = RopeTable::new(&rope, 8, positions, threads);
+            let turns = table.turns().iter();
+            turns.map(|(c, s)| [c.to_bits(), s.to_bits()]).collect()
+        };
+        let one = bits(1);
+        assert_eq!(one.len(), positions * 2);
+        assert_eq!(RopeTable::bytes(&rope, 8, positions), one.len() as u64 * 8);
+        for threads in [2, 3, 4, 64] {
+            assert!(bits(threads) == one, "{threads}");
+        }
+        let still = Rope {
+            partial: 0.0,
+            ..rope
+        };
+        assert!(RopeTable::new(&still, 8, positions, 3).turns().is_empty());
+    }
+
+    #[test]
     fn proportional_frequencies_divide_by_the_whole_head() {
         let rope = Rope {
             theta: 1_000_000.0,
             partial: 0.25,
             factor: 1.0,
         };
-        let table = RopeTable::new(&rope, 512, 3);
+        let table = RopeTable::new(&rope, 512, 3, 1);
         assert_eq!(table.pairs, 64);
         let mut head = vec![0.0; 512];
         head[5] = 1.0;

@@ -1,7 +1,7 @@
 //! Sixteen fp32 lanes, four times: AVX-512 with bf16 products, AVX-512, AVX2 with FMA, portable.
 //!
 //! Kernels are written once over [`Lanes`]. What a lane computes is defined by the kernel, whatever the
-//! level: the four give the same bits.
+//! level: the four give the same bits, but for the one case that is named below.
 //!
 //! The bf16 product instruction adds two products with a rounding after each, the one in the high
 //! halves first: so it is two steps of the very chain that the others compute. It takes subnormals for
@@ -13,7 +13,8 @@
 
 use super::decode;
 
-/// Which instructions to use. It cannot change a bit of the result.
+/// Which instructions to use. It changes no bit of a result, unless a sum is as small as this module's
+/// text says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
     /// Plain Rust; slow where the target has no fused multiply-add.

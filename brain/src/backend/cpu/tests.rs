@@ -1,13 +1,11 @@
 use super::*;
-use crate::model::{LoadOptions, load};
+use crate::model::{LoadOptions, drafter_of, load};
 
 fn golden(name: &str) -> LoadedModel {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/goldens/");
-    load(
-        &std::path::Path::new(dir).join(name),
-        &LoadOptions::default(),
-    )
-    .unwrap()
+    let dir = std::path::Path::new(dir).join(name);
+    let drafter = drafter_of(&dir);
+    load(&dir, &LoadOptions { drafter }).unwrap()
 }
 
 #[test]

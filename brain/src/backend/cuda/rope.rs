@@ -18,7 +18,8 @@ impl Turns {
     pub(super) fn new(card: &mut Card, rope: &Rope, head_dim: usize, positions: usize) -> Self {
         let pairs = RopeTable::pairs_of(rope, head_dim);
         let memory = card.upload(positions * pairs * 8, || {
-            let table = RopeTable::new(rope, head_dim, positions);
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            let table = RopeTable::new(rope, head_dim, positions, threads);
             let numbers = table.turns().iter().flat_map(|(cos, sin)| [*cos, *sin]);
             numbers.flat_map(f32::to_le_bytes).collect()
         });
