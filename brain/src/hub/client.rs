@@ -314,9 +314,6 @@ impl Client {
             Some(message) => format!(": {}", one_line(&message)),
             None => String::new(),
         };
-        let repository = name.repository().to_owned();
-        let endpoint = self.endpoint_text.clone();
-        let token = self.token.is_some();
         if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS {
             let wait = text("retry-after").and_then(|seconds| seconds.trim().parse().ok());
             return Failure::Passing {
@@ -328,7 +325,23 @@ impl Client {
                 wait: wait.map(Duration::from_secs),
             };
         }
-        Failure::Final(match (status.as_u16(), code.as_str()) {
+        Failure::Final(self.meaning(status, &code, reason, url, name, file))
+    }
+
+    /// What a status means that trying again does not change.
+    fn meaning(
+        &self,
+        status: StatusCode,
+        code: &str,
+        reason: String,
+        url: &Url,
+        name: &ModelName,
+        file: &str,
+    ) -> HubError {
+        let repository = name.repository().to_owned();
+        let endpoint = self.endpoint_text.clone();
+        let token = self.token.is_some();
+        match (status.as_u16(), code) {
             (401 | 403, "GatedRepo") => HubError::Gated {
                 repository,
                 endpoint,
@@ -367,7 +380,7 @@ impl Client {
                 status,
                 reason,
             },
-        })
+        }
     }
 
     /// A whole answer, up to [`MAX_ANSWER`].

@@ -1,7 +1,8 @@
 //! One file from the hub into the cache: whole and checked, or not there.
 //!
 //! The bytes go into `ETAG.incomplete`; a later attempt, of this program or of Python's, goes on
-//! where it ends. Only what has the announced size and hash becomes a blob.
+//! where it ends. Only what has the announced size, and the hash if the ETag is one that can be
+//! checked, becomes a blob.
 
 use std::{
     fs::{self, File},
@@ -75,6 +76,43 @@ struct Partial {
     too_long: bool,
 }
 
+impl Partial {
+    fn open(path: &Path, remote: &RemoteFile) -> std::io::Result<Self> {
+        let mut file = File::options()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(path)?;
+        let mut have = file.metadata()?.len();
+        let mut hash = Check::of(&remote.etag).start(remote.size);
+        if have > remote.size {
+            file.set_len(0)?;
+            have = 0;
+        }
+        if let Some(hash) = hash.as_mut() {
+            let mut buffer = vec![0; 1 << 20];
+            let mut left = have;
+            while left > 0 {
+                let most = buffer
+                    .len()
+                    .min(usize::try_from(left).unwrap_or(usize::MAX));
+                let read = file.read(&mut buffer[..most])?;
+                if read == 0 {
+                    break;
+                }
+                hash.update(&buffer[..read]);
+                left -= read as u64;
+            }
+        }
+        Ok(Self {
+            file,
+            have,
+            hash,
+            too_long: false,
+        })
+    }
+}
+
 impl Fetch<'_> {
     /// Fetches the file and links it into the snapshot.
     pub(super) async fn run(&self) -> Result<(), HubError> {
@@ -115,7 +153,7 @@ impl Fetch<'_> {
 
     async fn fetch(&self, blob: &Path) -> Result<(), HubError> {
         let incomplete = self.cache.incomplete(&self.remote.etag);
-        let mut partial = self.open(&incomplete)?;
+        let mut partial = self.open(&incomplete).await?;
         let mut resumed = partial.have > 0;
         loop {
             self.fill(&mut partial, &incomplete).await?;
@@ -144,44 +182,18 @@ impl Fetch<'_> {
         fs::rename(&incomplete, blob).map_err(|error| io_error("write", blob, error))
     }
 
-    /// Opens what an earlier attempt left and hashes it.
-    fn open(&self, path: &Path) -> Result<Partial, HubError> {
-        let failed = |error| io_error("open", path, error);
-        let mut file = File::options()
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(path)
-            .map_err(failed)?;
-        let size = self.remote.size;
-        let mut have = file.metadata().map_err(failed)?.len();
-        let mut hash = Check::of(&self.remote.etag).start(size);
-        if have > size {
-            file.set_len(0).map_err(failed)?;
-            have = 0;
-        }
-        if let Some(hash) = hash.as_mut() {
-            let mut buffer = vec![0; 1 << 20];
-            let mut left = have;
-            while left > 0 {
-                let most = buffer
-                    .len()
-                    .min(usize::try_from(left).unwrap_or(usize::MAX));
-                let read = file.read(&mut buffer[..most]).map_err(failed)?;
-                if read == 0 {
-                    break;
-                }
-                hash.update(&buffer[..read]);
-                left -= read as u64;
-            }
-        }
-        self.progress.kept(have);
-        Ok(Partial {
-            file,
-            have,
-            hash,
-            too_long: false,
-        })
+    /// Opens what an earlier attempt left and hashes it, beside the other downloads: it may be many
+    /// gigabytes.
+    async fn open(&self, path: &Path) -> Result<Partial, HubError> {
+        let (remote, at) = (self.remote.clone(), path.to_owned());
+        let opening = tokio::task::spawn_blocking(move || {
+            Partial::open(&at, &remote).map_err(|error| io_error("open", &at, error))
+        });
+        let partial = opening
+            .await
+            .map_err(|error| io_error("open", path, std::io::Error::other(error)))??;
+        self.progress.kept(partial.have);
+        Ok(partial)
     }
 
     /// Throws away what has come.
@@ -259,10 +271,9 @@ impl Fetch<'_> {
     /// A disk that is full says how much was still to come.
     fn disk(&self, path: &Path, have: u64, error: std::io::Error) -> HubError {
         match io_error("write", path, error) {
-            HubError::DiskFull { folder, .. } => HubError::DiskFull {
+            HubError::Full { folder, .. } => HubError::Full {
                 folder,
-                needed: self.remote.size - have,
-                free: 0,
+                missing: Some(self.remote.size - have),
             },
             other => other,
         }

@@ -143,6 +143,17 @@ pub enum HubError {
         /// Bytes free.
         free: u64,
     },
+    /// No room any more, while writing.
+    #[error(
+        "{folder} is full{}: make room, or set HF_HOME to another disk",
+        .missing.map_or(String::new(), |bytes| format!(" with {} still to come", size(bytes)))
+    )]
+    Full {
+        /// Where.
+        folder: PathBuf,
+        /// Bytes still to come, where that is known.
+        missing: Option<u64>,
+    },
     /// The disk.
     #[error("cannot {action} {path}: {source}")]
     Io {
@@ -169,10 +180,9 @@ impl HubError {
 /// An I/O error at a path; a full disk is its own error.
 pub(super) fn io(action: &'static str, path: &std::path::Path, source: io::Error) -> HubError {
     match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => HubError::DiskFull {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => HubError::Full {
             folder: path.parent().unwrap_or(path).to_owned(),
-            needed: 1,
-            free: 0,
+            missing: None,
         },
         _ => HubError::Io {
             action,

@@ -83,7 +83,7 @@ async fn refusals_say_what_to_do() {
         (
             &open,
             "o/escaping",
-            "\"../../x\" is not a plain file name".into(),
+            "\"../../x\", which is not a plain file name".into(),
         ),
     ] {
         let error = user.refused(name).await;
@@ -140,5 +140,10 @@ async fn a_full_disk_is_noticed_before_and_while() {
         .join(format!("{}.incomplete", sha256(&weights(1))));
     std::os::unix::fs::symlink("/dev/full", full).unwrap();
     let error = user.pull(MODEL).await.unwrap_err();
-    assert!(matches!(error, HubError::DiskFull { .. }), "{error}");
+    assert!(matches!(error, HubError::Full { .. }), "{error}");
+    let said = error.to_string();
+    assert!(
+        said.contains(" is full with ") && said.contains(" still to come: make room"),
+        "{said}"
+    );
 }
