@@ -128,7 +128,8 @@ fn every_spelling_that_loads_is_encoded_whole() {
         run(&task(&source, &target, format), &Silent).unwrap();
         matrices(&target)
     };
-    let spellings: [(&str, fn(&str) -> String); 5] = [
+    type Spelling = (&'static str, fn(&str) -> String);
+    let spellings: [Spelling; 5] = [
         ("moe", |name| name.replace(".experts.", ".moe.")),
         ("dot", |name| {
             name.replace("_proj", "_proj.weight")

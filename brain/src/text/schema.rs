@@ -523,7 +523,8 @@ mod tests {
     #[test]
     fn long_lists_are_taken_in_linearly() {
         let many = |n: usize| (0..n).map(|i| i.to_string()).collect::<Vec<_>>();
-        let forms: [(&str, fn(Vec<String>) -> Value); 3] = [
+        type Form = (&'static str, fn(Vec<String>) -> Value);
+        let forms: [Form; 3] = [
             ("choices", |many| json!({"anyOf": [{"enum": many}]})),
             ("required", |many| json!({"allOf": [{"required": many}]})),
             ("properties", |many| {
