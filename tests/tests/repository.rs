@@ -409,3 +409,48 @@ fn licence_expressions_are_read_right() {
         assert_eq!(satisfied(expression, &allowed), met, "{expression}");
     }
 }
+
+/// What a document's text has in backticks.
+fn quoted(line: &str) -> impl Iterator<Item = &str> {
+    line.split('`').skip(1).step_by(2)
+}
+
+#[test]
+fn documents_name_files_and_tests_that_are_there() {
+    const CODE: [&str; 5] = [".rs", ".cu", ".cuh", ".py", ".sh"];
+    let files = tracked();
+    let is_there = |path: &str| {
+        let inner = format!("/{path}");
+        files
+            .iter()
+            .any(|f| f.path == path || f.path.ends_with(&inner))
+    };
+    let is_test = |name: &str| {
+        let head = format!("fn {name}(");
+        files
+            .iter()
+            .any(|f| f.path.ends_with(".rs") && f.text.contains(&head))
+    };
+    let documents = files.iter().filter(|file| file.path.ends_with(".md"));
+    let found = findings(documents, |line| {
+        let one = |ending: &str| quoted(line).any(|q| q.ends_with(ending) && q.contains('/'));
+        let names_code = CODE.iter().any(|ending| one(ending));
+        let wrong = |q: &&str| {
+            let path = q.contains('/') && CODE.iter().any(|ending| q.ends_with(ending));
+            let plain = q
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"_-./".contains(&b));
+            let words = q.split('_').count();
+            let lower = q
+                .bytes()
+                .all(|b| b == b'_' || b.is_ascii_lowercase() || b.is_ascii_digit());
+            match (path && plain, lower && words > 3) {
+                (true, _) => !is_there(q),
+                (false, true) => names_code && !is_test(q),
+                (false, false) => false,
+            }
+        };
+        quoted(line).find(wrong).map(str::to_owned)
+    });
+    assert_none(found, "a document names a file or a test that is not there");
+}
