@@ -4,7 +4,8 @@
 
 #![allow(
     clippy::unwrap_used,
-    reason = "helpers of tests; a failure is a failed test"
+    clippy::print_stdout,
+    reason = "a failure is a failed test; figures for the report"
 )]
 
 use std::time::Duration;

@@ -417,7 +417,8 @@ mod tests {
         let all_dots =
             json!({"type": "Replace", "pattern": {"String": "."}, "content": "aaaaaaaaaa"});
         let map = json!({"type": "Precompiled", "precompiled_charsmap": "//8AAP////8="});
-        let refusals: [(&str, fn(&mut Value, Value), Value); 9] = [
+        type Refusal = (&'static str, fn(&mut Value, Value), Value);
+        let refusals: [Refusal; 9] = [
             ("dropout", |f, v| f["model"]["dropout"] = v, json!(0.5)),
             ("BPE", |f, v| f["model"]["type"] = v, json!("WordLevel")),
             (

@@ -46,9 +46,7 @@ fn runs_of_many_rows_have_the_bits_of_few() {
     let tokens: Vec<TokenId> = (0..1400).map(|i| 5 + (i * i * 7 + i) % 89).collect();
     for name in ["31b", "26b", "e4b"] {
         let folder = long(name);
-        let alone = model::LoadOptions {
-            drafter: model::DrafterChoice::None,
-        };
+        let alone = model::LoadOptions::default();
         for kv_dtype in [KvChoice::Bf16, KvChoice::Fp8] {
             let options = CudaOptions {
                 max_rows: 1200,
