@@ -361,14 +361,22 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_handshake_that_stands_still_holds_up_nobody_and_ends() {
+    fn tls_config() -> (
+        tls::IdentityFiles,
+        Arc<rustls::ServerConfig>,
+        tempfile::TempDir,
+    ) {
         let dir = tempfile::TempDir::new().unwrap();
         let files = tls::tests::localhost_identity(&dir);
         let config = tls::server(&files, None).unwrap();
-        let patience = Duration::from_millis(200);
-        let (mut incoming, address) = listen(Some(config), 2, patience).await;
-        let mut silent = TcpStream::connect(address).await.unwrap();
+        (files, config, dir)
+    }
+
+    #[tokio::test]
+    async fn a_handshake_that_stands_still_holds_up_nobody() {
+        let (files, config, _dir) = tls_config();
+        let (mut incoming, address) = listen(Some(config), 2, PATIENCE).await;
+        let _silent = TcpStream::connect(address).await.unwrap();
         let client = tls::tests::trusting(&files);
         let speaking = tokio::spawn(async move {
             let socket = TcpStream::connect(address).await.unwrap();
@@ -382,10 +390,18 @@ mod tests {
         connection.read_exact(&mut heard).await.unwrap();
         assert_eq!(&heard, b"hello");
         assert_eq!(connection.connect_info().unwrap().ip(), address.ip());
-        // The silent one is hung up on; its place is for others.
+    }
+
+    #[tokio::test]
+    async fn a_handshake_that_is_not_done_in_time_is_hung_up_on() {
+        let (_, config, _dir) = tls_config();
+        let patience = Duration::from_millis(20);
+        let (mut incoming, address) = listen(Some(config), 1, patience).await;
+        let mut silent = TcpStream::connect(address).await.unwrap();
+        let mut nothing = [0];
         let hung_up = tokio::select! {
-            read = silent.read(&mut heard) => read,
-            _ = next(&mut incoming) => panic!("nobody else came"),
+            read = silent.read(&mut nothing) => read,
+            _ = next(&mut incoming) => panic!("nobody spoke"),
         };
         assert_eq!(hung_up.unwrap_or(0), 0);
     }
