@@ -67,8 +67,8 @@ struct BatchCost {
     /// What a draft for every sequence adds, in shares of the base, in the steps of the trial at hand:
     /// making it in one step and checking it in the next.
     trial: Vec<f64>,
-    /// What drafts added in a step that made or checked far more than it did of the other, and how
-    /// many they were: the other comes in the next step.
+    /// What drafts added in a step that made far more than it checked, and how many they were: they are
+    /// checked in the next step.
     half: Option<(f64, f64)>,
     /// What a draft adds, of each trial that is over.
     trials: Recent,
@@ -178,6 +178,7 @@ impl StepCost {
         let drafts = drafted.of_each(batch);
         cost.account(batch, drafted, cost.share().unwrap_or(guess));
         if drafts == 0.0 {
+            cost.half = None;
             cost.rebase(seconds, batch.context);
             return;
         }
@@ -189,9 +190,7 @@ impl StepCost {
         };
         // Few drafts between many sequences are drowned by how steps waver.
         if drafts >= 0.25 {
-            let balanced =
-                drafted.made.min(drafted.checked) * 2 >= drafted.made.max(drafted.checked);
-            cost.try_out(seconds / base - 1.0, drafts, balanced);
+            cost.try_out(seconds / base - 1.0, drafts, drafted);
         }
     }
 
@@ -271,18 +270,25 @@ impl BatchCost {
         }
     }
 
-    /// A step with so many drafts a sequence, which added that share of the base; `balanced`: about
-    /// as many were made as checked.
-    fn try_out(&mut self, added: f64, drafts: f64, balanced: bool) {
-        let half = self.half.take().filter(|_| !balanced);
+    /// A step with so many drafts a sequence, which added that share of the base. Making a draft and
+    /// checking it do not cost the same: one of the two alone says nothing.
+    fn try_out(&mut self, added: f64, drafts: f64, Drafted { made, checked, .. }: Drafted) {
+        let half = self.half.take();
         if self.age as usize > TRIAL {
             return;
         }
-        if !balanced && half.is_none() {
+        let balanced = made.min(checked) * 2 >= made.max(checked);
+        if !balanced && made > checked {
             self.half = Some((added, drafts));
             return;
         }
-        let (before, drafts_before) = half.unwrap_or_default();
+        let before = match balanced {
+            true => Some((0.0, 0.0)),
+            false => half,
+        };
+        let Some((before, drafts_before)) = before else {
+            return;
+        };
         let added = (before + added) / (drafts_before + drafts);
         self.trial.push(added);
         if self.trial.len() == TRIAL {
@@ -386,6 +392,29 @@ mod tests {
         // Two drafts for each.
         (0..TRIAL).for_each(|_| cost.observe(crowd, of(8, 8), MILLI * 3));
         assert!((share(&cost, 4).unwrap() - 1.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn drafts_of_one_trial_are_not_taken_for_those_of_another() {
+        let mut cost = StepCost::default();
+        // Making one takes a tenth of a step, checking it a whole one.
+        let step = |cost: &mut StepCost, made: usize, checked: usize| {
+            let drafted = Drafted {
+                made,
+                checked,
+                accepted: checked,
+            };
+            let time = 1.0 + 0.1 * made as f64 + checked as f64;
+            cost.observe(LONE, drafted, MILLI.mul_f64(time));
+        };
+        burst(&mut cost, LONE, MILLI);
+        for _ in 0..TRIAL {
+            [(2, 0), (2, 2), (0, 2), (0, 0), (1, 0), (0, 1), (0, 0)]
+                .iter()
+                .for_each(|&(made, checked)| step(&mut cost, made, checked));
+        }
+        let share = cost.by_batch[class(1)].share().unwrap();
+        assert!((share - 1.1).abs() < 1e-6, "{share}");
     }
 
     #[test]
