@@ -13,6 +13,7 @@ use std::{
 };
 
 use super::{HubError, ModelName, error::io as io_error, files, name::is_commit};
+use crate::model::file;
 
 /// One repository in the cache.
 #[derive(Clone, Debug)]
@@ -80,7 +81,7 @@ impl RepoCache {
     /// The files of a commit whose contents are there, by their paths in the repository.
     pub fn listing(&self, commit: &str) -> BTreeSet<String> {
         let mut found = BTreeSet::new();
-        collect(&self.snapshot(commit), "", 4, &mut found);
+        collect(&self.snapshot(commit), "", &mut found);
         found
     }
 
@@ -136,11 +137,7 @@ impl RepoCache {
         let path = self.locks.join(format!("{etag}.lock"));
         make_parent(&path)?;
         let failed = |error| io_error("lock", &path, error);
-        let file = File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .map_err(failed)?;
+        let file = file::open_to_append(&path).map_err(failed)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {
@@ -165,19 +162,17 @@ fn make_parent(path: &Path) -> Result<(), HubError> {
     fs::create_dir_all(parent).map_err(|error| io_error("create", parent, error))
 }
 
-/// Adds the files under `folder`; `depth` bounds how far a cycle of links is followed.
-fn collect(folder: &Path, prefix: &str, depth: usize, found: &mut BTreeSet<String>) {
+/// Adds the files under `folder`. Files are links to contents; a link to a folder is none of the
+/// layout's, and may lead round in circles.
+fn collect(folder: &Path, prefix: &str, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
         let path = format!("{prefix}{name}");
-        let Ok(target) = fs::metadata(entry.path()) else {
-            continue;
-        };
-        if target.is_dir() && depth > 0 {
-            collect(&entry.path(), &format!("{path}/"), depth - 1, found);
-        } else if target.is_file() && files::is_inside(&path) {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&entry.path(), &format!("{path}/"), found);
+        } else if entry.path().is_file() && files::is_inside(&path) {
             found.insert(path);
         }
     }

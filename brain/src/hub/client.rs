@@ -239,9 +239,12 @@ impl Client {
         attempt: u32,
     ) -> Result<(), HubError> {
         match failure {
-            Failure::Passing { wait, .. } if attempt < self.patience.attempts => {
+            Failure::Passing { wait, error } if attempt < self.patience.attempts => {
                 let doubled = self.patience.first_wait * 2u32.saturating_pow(attempt - 1);
-                tokio::time::sleep(wait.unwrap_or(doubled).min(LONGEST_WAIT)).await;
+                let wait = wait.unwrap_or(doubled).min(LONGEST_WAIT);
+                let of = self.patience.attempts;
+                tracing::warn!(%error, ?wait, attempt, of, "the hub is asked again after a while");
+                tokio::time::sleep(wait).await;
                 Ok(())
             }
             Failure::Passing { error, .. } | Failure::Final(error) => Err(error),

@@ -20,6 +20,7 @@ use super::{
     error::io as io_error,
     progress::Progress,
 };
+use crate::model::file;
 
 /// A file to fetch.
 pub(super) struct Fetch<'a> {
@@ -78,11 +79,7 @@ struct Partial {
 
 impl Partial {
     fn open(path: &Path, remote: &RemoteFile) -> std::io::Result<Self> {
-        let mut file = File::options()
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(path)?;
+        let mut file = file::open_to_append(path)?;
         let mut have = file.metadata()?.len();
         let mut hash = Check::of(&remote.etag).start(remote.size);
         if have > remote.size {
@@ -209,19 +206,18 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Asks until every byte is there. An attempt that brought bytes is not counted.
+    /// Asks until every byte is there. An attempt that came further than all before is not counted.
     async fn fill(&self, partial: &mut Partial, path: &Path) -> Result<(), HubError> {
-        let mut attempt = 0;
+        let (mut attempt, mut furthest) = (0, partial.have);
         while partial.have < self.remote.size && !partial.too_long {
-            let before = partial.have;
             match self.receive(partial, path).await {
                 Ok(()) => return Ok(()),
                 Err(failure) => {
-                    attempt = if partial.have > before {
-                        1
-                    } else {
-                        attempt + 1
+                    attempt = match partial.have > furthest {
+                        true => 1,
+                        false => attempt + 1,
                     };
+                    furthest = furthest.max(partial.have);
                     self.client.wait_or_give_up(failure, attempt).await?;
                 }
             }

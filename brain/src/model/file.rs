@@ -74,6 +74,22 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// Opens a file to append to and to read, or makes it, if what lies there is a regular one.
+///
+/// # Errors
+/// As for [`open`].
+pub(crate) fn open_to_append(path: &Path) -> io::Result<File> {
+    let no_waiting = rustix::fs::OFlags::NONBLOCK.bits();
+    let file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .custom_flags(no_waiting.cast_signed())
+        .open(path)?;
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
 /// Bytes of a configuration, tokenizer, template or index, at most: the largest, a tokenizer, has 33 MB.
 const MAX_SMALL: u64 = 128 << 20;
 

@@ -17,7 +17,10 @@ use super::{
     strftime,
     tokenizer::{Tokenizer, TokenizerError},
 };
-use crate::{model::file, sched::types::TokenId};
+use crate::{
+    model::{file, shown::shown_text},
+    sched::types::TokenId,
+};
 
 /// Why a conversation could not be rendered.
 #[derive(Debug, thiserror::Error)]
@@ -217,7 +220,13 @@ fn named(value: &Value) -> Option<String> {
 }
 
 /// The error with its cause, and the line when it is the template's.
+///
+/// Both may hold what the template or a message says.
 fn describe(error: &Error) -> String {
+    shown_text(&told(error))
+}
+
+fn told(error: &Error) -> String {
     if let (ErrorKind::WriteFailure, Some(cause)) = (error.kind(), std::error::Error::source(error))
     {
         return cause.to_string();

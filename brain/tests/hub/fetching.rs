@@ -114,6 +114,36 @@ async fn a_hub_without_ranges_sends_the_whole_again() {
 }
 
 #[tokio::test]
+async fn a_hub_that_never_comes_further_is_given_up() {
+    let hub = StandIn::start(Scene {
+        cuts: vec![50_000; 100],
+        wrong_ranges: true,
+        ..scene(&[(MODEL, target())])
+    })
+    .await;
+    let user = User::new(&hub.endpoint());
+    let error = user.pull(MODEL).await.unwrap_err();
+    assert!(matches!(error, HubError::Network { .. }), "{error}");
+    // Four files at a time, each asked for as often as patience says.
+    let asked = hub.store_requests().len();
+    assert!(asked <= 4 * 6, "{asked} requests");
+}
+
+#[tokio::test]
+async fn what_is_no_file_in_the_cache_is_not_waited_for() {
+    let hub = StandIn::start(scene(&[(MODEL, target())])).await;
+    let user = User::new(&hub.endpoint());
+    std::fs::create_dir_all(user.blobs()).unwrap();
+    let pipe = user
+        .blobs()
+        .join(format!("{}.incomplete", sha256(&weights(1))));
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+    assert!(made.unwrap().success());
+    let error = user.pull(MODEL).await.unwrap_err().to_string();
+    assert!(error.contains("it is a named pipe, not a file"), "{error}");
+}
+
+#[tokio::test]
 async fn a_damaged_file_is_never_kept() {
     let hub = StandIn::start(Scene {
         corrupt: true,

@@ -46,6 +46,8 @@ pub struct Scene {
     pub busy: usize,
     /// Ranges are not understood: always the whole file.
     pub no_ranges: bool,
+    /// What is sent for a range says that it begins elsewhere.
+    pub wrong_ranges: bool,
     /// Bytes are sent with one of them changed.
     pub corrupt: bool,
     /// Announced instead of the real size of large files.
@@ -309,7 +311,11 @@ async fn stored(State(shared): State<Shared>, request: Request) -> Response {
             .status(StatusCode::PARTIAL_CONTENT)
             .header(
                 header::CONTENT_RANGE,
-                format!("bytes {start}-{}/{size}", size.max(1) - 1),
+                format!(
+                    "bytes {}-{}/{size}",
+                    start + usize::from(scene.wrong_ranges),
+                    size.max(1) - 1
+                ),
             ),
         None => Response::builder(),
     };
