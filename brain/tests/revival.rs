@@ -277,6 +277,8 @@ async fn a_log_that_cannot_go_on_here_is_put_aside_and_one_that_has_no_room_stay
             max_model_len: 500,
             ..FakeOptions::default().limits
         },
+        // Who comes first is still at work when the others are looked at.
+        step_time: Duration::from_millis(50),
         ..FakeOptions::default()
     };
     let one = || EngineConfig {

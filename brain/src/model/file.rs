@@ -74,10 +74,10 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a file to append to and to read, or makes it, if what lies there is a regular one.
+/// Opens a file to append to and to read, or makes it. Never waits for another process.
 ///
 /// # Errors
-/// As for [`open`].
+/// As for [`open`], of named pipes.
 pub(crate) fn open_to_append(path: &Path) -> io::Result<File> {
     let no_waiting = rustix::fs::OFlags::NONBLOCK.bits();
     let file = OpenOptions::new()
@@ -86,7 +86,10 @@ pub(crate) fn open_to_append(path: &Path) -> io::Result<File> {
         .create(true)
         .custom_flags(no_waiting.cast_signed())
         .open(path)?;
-    regular(&file.metadata()?)?;
+    let found = file.metadata()?;
+    if found.file_type().is_fifo() {
+        regular(&found)?;
+    }
     Ok(file)
 }
 

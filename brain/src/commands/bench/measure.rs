@@ -209,7 +209,8 @@ impl Bench<'_> {
             let started = std::time::Instant::now();
             let mut open = Vec::new();
             for prompt in &prompts {
-                open.push(device.open(prompt.clone(), self.args.tokens, DraftDepth::Auto)?);
+                let depth = device.facts.draft;
+                open.push(device.open(prompt.clone(), self.args.tokens, depth)?);
             }
             let mut tokens = 0;
             for cursor in open {
