@@ -263,18 +263,23 @@ fn matrices_that_are_computed_as_one_share_a_factor() {
     }
 }
 
-/// Ends the run when so many files are done.
-struct Stop(usize);
+/// Does something whenever a file of the result is done, of which it gets the number.
+struct Done<F>(F);
 
-impl Watch for Stop {
+impl<F: Fn(usize) + Sync> Watch for Done<F> {
     fn made(&self, _: &Path) {}
     fn look(&self, _: u64) {}
     fn begin(&self, _: u64, _: u64) {}
     fn advance(&self, _: u64) {}
     fn again(&self, _: &str) {}
     fn shard(&self, _: &str, number: usize, _: usize) {
-        assert!(number < self.0, "the test stops here");
+        (self.0)(number);
     }
+}
+
+/// Ends the run when so many files are done.
+fn stop(after: usize) -> Done<impl Fn(usize) + Sync> {
+    Done(move |number| assert!(number < after, "the test stops here"))
 }
 
 #[test]
@@ -285,7 +290,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     let target = dir.path().join("stopped");
     let task = task(&golden("all"), &target, Format::Nvfp4);
     for number in [1, 2] {
-        let stopped = catch_unwind(AssertUnwindSafe(|| run(&task, &Stop(number))));
+        let stopped = catch_unwind(AssertUnwindSafe(|| run(&task, &stop(number))));
         assert!(stopped.is_err());
         assert!(
             !target.join("config.json").exists(),
@@ -360,7 +365,7 @@ fn a_finished_file_that_was_changed_is_made_again_and_no_other() {
             let target = dir.path().join(what);
             let task = task(&golden("all"), &target, format);
             // The run ends when the second is finished and the journal says so.
-            assert!(catch_unwind(AssertUnwindSafe(|| run(&task, &Stop(2)))).is_err());
+            assert!(catch_unwind(AssertUnwindSafe(|| run(&task, &stop(2)))).is_err());
             let mut finished: Vec<String> = files(&target)
                 .into_iter()
                 .map(|(name, _)| name)
@@ -443,7 +448,7 @@ fn bad_sources_and_results_are_refused_with_a_reason() {
 
     // Unfinished work is gone on with only as it was begun.
     let stopped = task(&e2b, &path("stopped"), Format::Nvfp4);
-    assert!(catch_unwind(AssertUnwindSafe(|| run(&stopped, &Stop(1)))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| run(&stopped, &stop(1)))).is_err());
     let other = task(&e2b, &path("stopped"), Format::Fp8);
     let error = run(&other, &Silent).unwrap_err();
     let other = matches!(error, QuantizeError::Journal(JournalError::Other { .. }));
@@ -501,23 +506,16 @@ fn what_is_copied_is_looked_at_too() {
 }
 
 /// Writes to the source once a file of the result is done.
-struct Meddler(PathBuf);
-
-impl Watch for Meddler {
-    fn made(&self, _: &Path) {}
-    fn look(&self, _: u64) {}
-    fn begin(&self, _: u64, _: u64) {}
-    fn advance(&self, _: u64) {}
-    fn again(&self, _: &str) {}
-    fn shard(&self, _: &str, number: usize, _: usize) {
+fn meddler(source: &Path) -> Done<impl Fn(usize) + Sync> {
+    Done(move |number| {
         if number == 1 {
-            let about = fs::metadata(&self.0).unwrap();
-            overwrite(&self.0, "layers.0.layer_scalar", &0.5f32.to_le_bytes());
+            let about = fs::metadata(source).unwrap();
+            overwrite(source, "layers.0.layer_scalar", &0.5f32.to_le_bytes());
             // As if nothing had been: the time is set back.
-            let file = fs::File::options().write(true).open(&self.0).unwrap();
+            let file = fs::File::options().write(true).open(source).unwrap();
             file.set_modified(about.modified().unwrap()).unwrap();
         }
-    }
+    })
 }
 
 #[test]
@@ -527,12 +525,12 @@ fn a_source_that_is_written_to_is_noticed_and_nothing_of_it_stays() {
     copy("all", &source);
     let file = source.join("model.safetensors");
     let task = task(&source, &target, Format::Nvfp4);
-    let error = run(&task, &Meddler(file.clone())).unwrap_err();
+    let error = run(&task, &meddler(&file)).unwrap_err();
     assert!(matches!(error, QuantizeError::Changed { .. }), "{error}");
     assert!(!target.exists());
 
     // Between two runs, too.
-    assert!(catch_unwind(AssertUnwindSafe(|| run(&task, &Stop(1)))).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| run(&task, &stop(1)))).is_err());
     let modified = fs::metadata(&file).unwrap().modified().unwrap();
     overwrite(&file, "layers.0.layer_scalar", &0.25f32.to_le_bytes());
     let opened = fs::File::options().write(true).open(&file).unwrap();
